@@ -16,7 +16,14 @@ from ictd.features import (
     unit_sphere_features,
 )
 from ictd.layers import DualHeadLayer, SingleHeadLayer, TemporalShift
-from ictd.limits import certainty_equivalence, fixed_point, lstd
+from ictd.limits import (
+    EmpiricalModel,
+    certainty_equivalence,
+    empirical_model,
+    fixed_point,
+    lstd,
+)
+from ictd.mirrored import mirrored_keys_td, opposite_heads_td
 from ictd.mrp import MarkovRewardProcess
 from ictd.nonparametric import kernel_td, softmax_td
 from ictd.prompt import Prompt
@@ -29,6 +36,7 @@ from ictd.scores import (
     LogKernelScore,
     median_bandwidth,
 )
+from ictd.stock import stock_attention
 from ictd.td import linear_td, online_td, tabular_td, td_errors, temporal_shift
 from ictd.trajectory import Trajectory
 from ictd.transformer import InContextTD
@@ -38,6 +46,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BilinearScore",
     "DualHeadLayer",
+    "EmpiricalModel",
     "GaussianKernel",
     "GaussianScore",
     "IdentityKernel",
@@ -53,6 +62,7 @@ __all__ = [
     "attention_weights",
     "boyan_chain",
     "certainty_equivalence",
+    "empirical_model",
     "fixed_point",
     "garnet",
     "kernel_td",
@@ -60,11 +70,14 @@ __all__ = [
     "loop_chain",
     "lstd",
     "median_bandwidth",
+    "mirrored_keys_td",
     "one_hot_features",
     "online_td",
+    "opposite_heads_td",
     "radial_features",
     "random_walk",
     "softmax_td",
+    "stock_attention",
     "tabular_td",
     "td_errors",
     "temporal_shift",

@@ -25,11 +25,11 @@ class BatchedRecord:
     _reference: ClassVar[str]
     _reference_ndim: ClassVar[int]
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Any]:
         """The fields that hold a tensor, in the order of their declaration."""
         return {k: v for k, v in _fields(self, init=True).items() if v is not None}
 
-    def _rebuild(self, tensors: dict[str, Tensor]) -> Self:
+    def _rebuild(self, tensors: dict[str, Any]) -> Self:
         """A record with these tensors and the same static fields; nothing is checked again."""
         return _unchecked(type(self), tensors, _fields(self, init=False))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -114,7 +115,7 @@ def check_probabilities(name: str, value: Tensor) -> None:
     check_none(name, off, f"rows that sum to 1 within {tolerance:.1e}", sums)
 
 
-def check_int(name: str, value: int, minimum: int) -> None:
+def check_int(name: str, value: SupportsIndex, minimum: int) -> None:
     """Raise TypeError unless `value` is an integer (no bool), ValueError if below `minimum`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
@@ -122,7 +123,7 @@ def check_int(name: str, value: int, minimum: int) -> None:
         raise ValueError(f"{name}: expected an integer >= {minimum}, got {value}")
 
 
-def check_positive_int(name: str, value: int) -> None:
+def check_positive_int(name: str, value: SupportsIndex) -> None:
     """Raise unless `value` is an integer >= 1 (a number of layers, states, features)."""
     check_int(name, value, 1)
 

@@ -36,13 +36,12 @@ def thresholds(probabilities: Float[Tensor, "*batch state"]) -> Float[Tensor, "*
     """Return the distribution function: -inf where it does not rise, inf where it is complete.
 
     The first threshold above a number in [0, 1) then belongs to a state of positive probability,
-    however the sums were rounded.
+    however the sums were rounded (a GPU adds in another order, and may even let them fall).
     """
     sums = probabilities.detach().to(torch.float64).cumsum(-1)
     possible = probabilities > 0
     is_last = possible & (possible.flip(-1).cumsum(-1).flip(-1) == 1)
-    scaled = sums / sums[..., -1:]
-    return scaled.masked_fill(~possible, -torch.inf).masked_fill(is_last, torch.inf)
+    return sums.masked_fill(~possible, -torch.inf).masked_fill(is_last, torch.inf)
 
 
 def invert(

@@ -90,19 +90,15 @@ def attend(
 
     No scale factor. Keys that do not count have weight 0 and their values are zeroed too, since
     0·NaN is NaN; with no key at all the result is 0. No ``[query, key]`` matrix is kept where a
-    fused kernel exists: those want four axes, and on CPUs values at least as wide as the keys
-    (a value of width one took eleven times as long).
+    fused kernel exists: those want four axes, rows that lie together in memory, and on CPUs values
+    at least as wide as the keys (a value of width one took eleven times as long).
     """
     batch, width = query.shape[:-2], value.shape[-1]
     value = torch.where(is_key[..., None], value, 0.0)
     key = torch.where(is_key[..., None], key, 0.0)
     value = F.pad(value, (0, max(key.shape[-1] - width, 0)))
     allowed = is_key | ~is_key.any(-1, keepdim=True)  # all of them where none counts: values are 0
-    pooled = F.scaled_dot_product_attention(
-        query.reshape(-1, 1, *query.shape[-2:]),
-        key.reshape(-1, 1, *key.shape[-2:]),
-        value.reshape(-1, 1, *value.shape[-2:]),
-        attn_mask=allowed.reshape(-1, 1, 1, allowed.shape[-1]),
-        scale=1.0,
-    )
+    heads = [x.reshape(-1, 1, *x.shape[-2:]).contiguous() for x in (query, key, value)]
+    mask = allowed.reshape(-1, 1, 1, allowed.shape[-1])
+    pooled = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=1.0)
     return pooled.reshape(*batch, *pooled.shape[-2:])[..., :width]

@@ -245,7 +245,7 @@ def random_walk(
     device = torch.get_default_device() if device is None else device
     state = torch.arange(total, device=device)
     terminal = (state == 0) | (state == total - 1)
-    middle = (2 * state - (total - 1)).abs() <= (total + 1) % 2
+    middle = (2 * state - (total - 1)).abs() <= 1
     initial = middle.double() / middle.sum()
     step = 0.5 * ((state.unsqueeze(-1) - state).abs() == 1)
     transition = torch.where(terminal.unsqueeze(-1), initial, step.double())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -14,7 +16,7 @@ from ictd.scores import same_features
 from ictd.td import one_hot_prompt, shift
 from ictd.trajectory import Trajectory
 
-__all__ = ["certainty_equivalence", "fixed_point", "lstd"]
+__all__ = ["EmpiricalModel", "certainty_equivalence", "empirical_model", "fixed_point", "lstd"]
 
 
 def lstd(prompt: Prompt) -> Float[Tensor, "*batch feature"]:
@@ -65,13 +67,75 @@ def lstd(prompt: Prompt) -> Float[Tensor, "*batch feature"]:
     return weights
 
 
+class EmpiricalModel(NamedTuple):
+    r"""Hold what a context says about a process; see :func:`ictd.empirical_model`.
+
+    Args:
+        counts: :math:`N(s)`, ``[*B, m]``: how many transitions leave each state.
+        reward: :math:`\hat r(s)`, ``[*B, m]``, in reward units; 0 where no transition leaves.
+        transition: :math:`\hat P_\gamma(s, u)`, ``[*B, m, m]``, discounts inside; 0 likewise.
+
+    Example:
+        >>> import torch, ictd
+        >>> ictd.EmpiricalModel(torch.ones(1), torch.ones(1), torch.zeros(1, 1)).counts
+        tensor([1.])
+    """
+
+    counts: Float[Tensor, "*batch state"]
+    reward: Float[Tensor, "*batch state"]
+    transition: Float[Tensor, "*batch state next_state"]
+
+
+def empirical_model(trajectory: Trajectory, num_states: int) -> EmpiricalModel:
+    r"""Count what was seen: visits, mean rewards, and where the transitions went.
+
+    .. math::
+        \hat r(s) = \frac{1}{N(s)} \sum_{k:\,S_{k-1}=s} R_k, \qquad
+        \hat P_\gamma(s, u) = \frac{1}{N(s)} \sum_{k:\,S_{k-1}=s,\,S_k=u} \gamma_k
+
+    Book: :prf:ref:`def-closure`.
+
+    Args:
+        trajectory: The context in state form.
+        num_states: ``m``, the number of states.
+
+    Returns:
+        ``counts [*B, m]``, ``reward [*B, m]`` and ``transition [*B, m, m]``, in the trajectory's
+        dtype, on its device. Rows of states that no transition leaves are 0.
+
+    Raises:
+        ValueError: If a state has no place among ``num_states``.
+
+    Note:
+        Differentiable in the rewards and discounts. The discount is inside ``transition``, so its
+        rows sum to at most the largest discount, not to 1.
+
+    Example:
+        >>> import torch, ictd
+        >>> trajectory = ictd.Trajectory(
+        ...     torch.tensor([0, 0, 1]), torch.tensor([1.0, 3.0, 0.0]), torch.full((3,), 0.5)
+        ... )
+        >>> model = ictd.empirical_model(trajectory, 2)
+        >>> model.counts, model.reward, model.transition[0]
+        (tensor([2., 0.]), tensor([2., 0.]), tensor([0.2500, 0.2500]))
+    """
+    prompt = one_hot_prompt(trajectory, num_states)
+    source = torch.where(prompt.is_transition.unsqueeze(-1), prompt.features, 0.0)
+    following = prompt.discounts.unsqueeze(-1) * F.pad(prompt.features[..., 1:, :], (0, 0, 0, 1))
+    counts = source.sum(-2)
+    share = source / counts.clamp(min=1).unsqueeze(-2)
+    reward = (share.mT @ prompt.rewards.unsqueeze(-1)).squeeze(-1)
+    return EmpiricalModel(counts, reward, share.mT @ following)
+
+
 def certainty_equivalence(trajectory: Trajectory, num_states: int) -> Float[Tensor, "*batch state"]:
     r"""Solve the empirical model: the values that would be exact if it were the true one.
 
     .. math:: \hat v = (I - \hat P_\gamma)^{-1} \hat r
 
-    with :math:`\hat r(s)` the mean reward on leaving ``s`` and
-    :math:`\hat P_\gamma(s, u) = N(s)^{-1} \sum_k \gamma_k 1\{S_{k-1} = s, S_k = u\}`.
+    with the mean rewards and discounted transitions of :func:`ictd.empirical_model`.
+
+    Book: :prf:ref:`thm-certainty-equivalence`.
 
     Args:
         trajectory: The context in state form.
@@ -95,22 +159,19 @@ def certainty_equivalence(trajectory: Trajectory, num_states: int) -> Float[Tens
         >>> ictd.certainty_equivalence(trajectory, 2)
         tensor([2., nan])
     """
-    prompt = one_hot_prompt(trajectory, num_states)
-    source = torch.where(prompt.is_transition.unsqueeze(-1), prompt.features, 0.0)
-    counts = source.sum(-2)
+    counts, reward, transition = empirical_model(trajectory, num_states)
     visited = counts > 0
-    following = prompt.discounts.unsqueeze(-1) * F.pad(prompt.features[..., 1:, :], (0, 0, 0, 1))
-    flow = source.mT @ following
+    used = (counts.unsqueeze(-1) * transition).sum(-2) > 0
     expected = "no bootstrapped successor that is not a source (closure; .trim() helps)"
-    check_none("trajectory", ~visited & (flow.sum(-2) > 0), expected)
-    count = counts.clamp(min=1)
-    reward = (source.mT @ prompt.rewards.unsqueeze(-1)).squeeze(-1) / count
-    system = torch.eye(num_states, dtype=prompt.dtype, device=prompt.device)
-    values = torch.linalg.solve(system - flow / count.unsqueeze(-1), reward)
+    check_none("trajectory", used & ~visited, expected)
+    identity = torch.eye(num_states, dtype=reward.dtype, device=reward.device)
+    values = torch.linalg.solve(identity - transition, reward)
     values = torch.where(visited, values, torch.nan)
-    if prompt.is_terminal is None:
+    if trajectory.is_terminal is None:
         return values
-    ended = torch.where(prompt.is_terminal.unsqueeze(-1), prompt.features, 0.0).sum(-2) > 0
+    state = torch.arange(num_states, device=reward.device)
+    seen = trajectory.states.unsqueeze(-1) == state
+    ended = (seen & trajectory.is_terminal.unsqueeze(-1)).any(-2)
     return torch.where(ended & ~visited, 0.0, values)
 
 

@@ -133,7 +133,8 @@ def mirrored_keys_td(
         ...     torch.tensor([0, 1, 0]), torch.tensor([4.0, 0.0, 0.0]), torch.full((3,), 0.5)
         ... )  # means of (1, 0) and of (0, 1) times (4, 0)
         >>> prompt = walk.prompt(torch.eye(2))
-        >>> ictd.mirrored_keys_td(prompt, num_steps=1, step_size=1.0, scale=0.01)
+        >>> step = ictd.mirrored_keys_td(prompt, num_steps=1, step_size=1.0, scale=0.01)
+        >>> step.round(decimals=2)
         tensor([2., 0., 2.])
     """
     scores, is_key, scale = _scaled_scores(prompt, score, scale)

@@ -216,11 +216,11 @@ class MarkovRewardProcess(BatchedRecord):
             got = self.discount.unsqueeze(-1).expand_as(undefined)
             check_none("discount", undefined, expected, got)
         work = torch.promote_types(self.dtype, torch.float32)
-        onward = self.transition.masked_fill(zero.unsqueeze(-1) | zero.unsqueeze(-2), 0.0)
+        onward = self.transition.masked_fill(zero.unsqueeze(-2), 0.0)  # no bootstrap from them
         identity = torch.eye(self.num_states, dtype=work, device=self.device)
         matrix = identity - self.discount.to(work).unsqueeze(-1).unsqueeze(-1) * onward.to(work)
-        right = self.expected_reward().masked_fill(zero, 0.0).to(work)
-        solution, _ = torch.linalg.solve_ex(matrix, right.unsqueeze(-1))
+        reward = self.expected_reward().to(work)
+        solution, _ = torch.linalg.solve_ex(matrix, reward.unsqueeze(-1))
         values: Tensor = solution.squeeze(-1).to(self.dtype).masked_fill(zero, 0.0)
         finite = f"equations that {self.dtype} can solve (v finite)"
         check_none("transition", values.isfinite().logical_not(), finite, values)

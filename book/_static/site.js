@@ -1,0 +1,39 @@
+// What the theme leaves inaccessible, mended after it has drawn the page.
+document.addEventListener("DOMContentLoaded", () => {
+  // A name that differs from the words on the button hides it from those who speak to their computer.
+  const named = "summary[aria-label], .search-button-field[aria-label], .theme-switch-button[aria-label]";
+  document.querySelectorAll(named).forEach((element) => element.removeAttribute("aria-label"));
+
+  // Roles of the bibliography that its elements may not have.
+  document
+    .querySelectorAll(".citation-list[role], .citation[role]")
+    .forEach((element) => element.removeAttribute("role"));
+
+  const sidebar = document.getElementById("pst-primary-sidebar");
+  if (sidebar) {
+    sidebar.setAttribute("role", "region");
+    sidebar.setAttribute("aria-label", "Chapters");
+  }
+});
+
+// Once the mathematics has its size: a formula wider than the text gets its own scrollbar, and what
+// scrolls sideways can be reached from the keyboard.
+window.addEventListener("load", () => {
+  const settle = () => {
+    document.querySelectorAll(".bd-article mjx-container:not([display])").forEach((formula) => {
+      formula.classList.remove("wide");
+      const text = formula.closest("p, li, dd, td, h1, h2, h3, figcaption, summary");
+      formula.classList.toggle("wide", text !== null && formula.scrollWidth > text.clientWidth);
+    });
+    const boxes = "pre, .cell_output, .pst-scrollable-table-container"; // formulas are reached anyway
+    document.querySelectorAll(`.bd-article :is(${boxes})`).forEach((box) => {
+      if (box.scrollWidth > box.clientWidth) {
+        box.tabIndex = 0;
+      } else {
+        box.removeAttribute("tabindex");
+      }
+    });
+  };
+  (window.MathJax?.startup?.promise ?? Promise.resolve()).then(settle);
+  window.addEventListener("resize", settle);
+});

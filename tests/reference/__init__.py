@@ -1,0 +1,1 @@
+"""Slow, literal transcriptions of the equations, in NumPy: what the package is tested against."""
