@@ -19,7 +19,7 @@ import ictd
 from reference import td as reference
 
 # Deterministic and quick: the same examples in every run, none of them timed.
-quick = settings(derandomize=True, deadline=None, max_examples=15)
+quick = settings(derandomize=True, deadline=None, max_examples=8)
 
 BATCH_SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3)]
 

@@ -285,3 +285,13 @@ def test_certainty_equivalence_is_defined_after_trimming() -> None:
     sources = torch.where(trimmed.is_transition, trimmed.states, -1)
     for i in range(20):
         assert values[i].isfinite().tolist() == [s in sources[i].tolist() for s in range(4)]
+
+
+def test_trim_keeps_a_transition_into_a_terminal_state_whatever_its_discount() -> None:
+    """The value of a terminal state is 0, so nothing is bootstrapped from it."""
+    fields = torch.tensor([0, 1]), torch.ones(2), torch.full((2,), 0.5)
+    ended = ictd.Trajectory(*fields, is_terminal=torch.tensor([False, True]))
+    assert len(ended.trim()) == 2
+    assert len(ended.prompt(torch.eye(2)).trim()) == 2
+    assert len(ictd.Trajectory(*fields).trim()) == 1
+    assert ictd.certainty_equivalence(ended, 2).tolist() == [1.0, 0.0]

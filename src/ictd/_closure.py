@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -16,8 +17,16 @@ def trim(
 
     `same` says which tokens hold the same state. See `closure_prefix` and `cut`.
     """
-    prefix = closure_prefix(same, tensors["is_transition"], tensors["discounts"])
+    prefix = closure_prefix(same, tensors["is_transition"], bootstrap_discounts(tensors))
     return cut(tensors, prefix)
+
+
+def bootstrap_discounts(tensors: Mapping[str, Tensor]) -> Float[Tensor, "*batch token"]:
+    """Return the discounts, with 0 where the successor is terminal: its value is not used."""
+    if "is_terminal" not in tensors:
+        return tensors["discounts"]
+    terminal = F.pad(tensors["is_terminal"][..., 1:], (0, 1))
+    return torch.where(terminal, 0.0, tensors["discounts"])
 
 
 def closure_prefix(
@@ -76,4 +85,4 @@ def cut(tensors: Mapping[str, Tensor], prefix: Int[Tensor, "*batch"]) -> dict[st
 
 def _touched(is_transition: Bool[Tensor, "*batch token"]) -> Bool[Tensor, "*batch token"]:
     """Return which tokens are the source or the successor of a transition."""
-    return is_transition | torch.nn.functional.pad(is_transition, (1, 0))[..., :-1]
+    return is_transition | F.pad(is_transition, (1, 0))[..., :-1]

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ictd._checks import (
+    check_bool,
     check_floating,
     check_like,
     check_positive_int,
@@ -126,6 +127,7 @@ class Layer(nn.Module):
         d = self.feature_dim
         check_floating("Z", Z)
         check_shape("Z", Z, (*Z.shape[:-2], d + 3, Z.shape[-1]), "[*B, d + 3, N]")
+        check_bool("is_transition", is_transition)
         check_shape("is_transition", is_transition, (*Z.shape[:-2], Z.shape[-1]), "[*B, N]")
         for name, parameter in self.named_parameters():
             check_like(f"parameter {name}", parameter, "Z", Z)
@@ -134,15 +136,15 @@ class Layer(nn.Module):
         if self.parametrization == "structured":
             tokens = Z[..., :d, :].mT
             query = tokens @ self.attention.mT
-            value = torch.einsum("i,...in->...n", self.value_weights, Z[..., d:, :]).unsqueeze(-1)
+            memory = torch.where(is_transition.unsqueeze(-2), Z[..., d:, :], 0.0)
+            value = torch.einsum("i,...in->...n", self.value_weights, memory).unsqueeze(-1)
         else:
-            # the reward row of a column without a transition may hold anything: read it as 0
-            clean = Z[..., d : d + 1, :].where(is_transition.unsqueeze(-2), 0.0)
-            tokens = torch.cat([Z[..., :d, :], clean, Z[..., d + 1 :, :]], -2).mT
+            tokens = Z.mT
             query, value = tokens @ self.query_key.mT, tokens
         pooled = attend(query, tokens[..., :num_keys, :], value[..., :num_keys, :], is_key).mT
         if is_terminal is None:
             return pooled
+        check_bool("is_terminal", is_terminal)
         check_shape("is_terminal", is_terminal, is_transition.shape, "[*B, N]")
         return torch.where(is_terminal.unsqueeze(-2), 0.0, pooled)
 

@@ -50,11 +50,7 @@ def lstd(prompt: Prompt) -> Float[Tensor, "*batch feature"]:
         tensor([2.])
     """
     source = torch.where(prompt.is_transition.unsqueeze(-1), prompt.features, 0.0)
-    following = F.pad(prompt.features[..., 1:, :], (0, 0, 0, 1))
-    if prompt.is_terminal is not None:
-        terminal = F.pad(prompt.is_terminal[..., 1:], (0, 1))
-        following = torch.where(terminal.unsqueeze(-1), 0.0, following)
-    matrix = source.mT @ (source - prompt.discounts.unsqueeze(-1) * following)
+    matrix = source.mT @ (source - _discounted_successors(prompt))
     target = (source.mT @ prompt.rewards.unsqueeze(-1)).squeeze(-1)
     if values_checkable(matrix):
         rank = torch.linalg.matrix_rank(matrix)
@@ -121,11 +117,10 @@ def empirical_model(trajectory: Trajectory, num_states: int) -> EmpiricalModel:
     """
     prompt = one_hot_prompt(trajectory, num_states)
     source = torch.where(prompt.is_transition.unsqueeze(-1), prompt.features, 0.0)
-    following = prompt.discounts.unsqueeze(-1) * F.pad(prompt.features[..., 1:, :], (0, 0, 0, 1))
     counts = source.sum(-2)
     share = source / counts.clamp(min=1).unsqueeze(-2)
     reward = (share.mT @ prompt.rewards.unsqueeze(-1)).squeeze(-1)
-    return EmpiricalModel(counts, reward, share.mT @ following)
+    return EmpiricalModel(counts, reward, share.mT @ _discounted_successors(prompt))
 
 
 def certainty_equivalence(trajectory: Trajectory, num_states: int) -> Float[Tensor, "*batch state"]:
@@ -173,6 +168,15 @@ def certainty_equivalence(trajectory: Trajectory, num_states: int) -> Float[Tens
     seen = trajectory.states.unsqueeze(-1) == state
     ended = (seen & trajectory.is_terminal.unsqueeze(-1)).any(-2)
     return torch.where(ended & ~visited, 0.0, values)
+
+
+def _discounted_successors(prompt: Prompt) -> Float[Tensor, "*batch token feature"]:
+    """The features of each token's successor times the discount; 0 if terminal, worth nothing."""
+    successors = F.pad(prompt.features[..., 1:, :], (0, 0, 0, 1))
+    if prompt.is_terminal is not None:
+        terminal = F.pad(prompt.is_terminal[..., 1:], (0, 1))
+        successors = torch.where(terminal.unsqueeze(-1), 0.0, successors)
+    return prompt.discounts.unsqueeze(-1) * successors
 
 
 def fixed_point(prompt: Prompt, score: Score) -> Float[Tensor, "*batch token"]:

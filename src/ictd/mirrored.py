@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ictd._checks import check_finite, check_like, check_none, check_shape
 from ictd.attention import Score, masked_softmax
-from ictd.nonparametric import _iterate
+from ictd.nonparametric import iterate
 from ictd.prompt import Prompt
 from ictd.scores import LinearKernel
 from ictd.td import scalar_step
@@ -77,7 +77,7 @@ def opposite_heads_td(
     difference = masked_softmax(scores, is_key) - masked_softmax(-scores, is_key)
     weights = difference / (2 * scale)
     step = scalar_step(prompt, step_size)
-    return _iterate(prompt, weights, step, num_steps, initial_values, return_history)
+    return iterate(prompt, weights, step, num_steps, initial_values, return_history)
 
 
 def mirrored_keys_td(
@@ -143,7 +143,7 @@ def mirrored_keys_td(
     original, image = shares.chunk(2, -1)
     weights = (original - image) / scale
     step = scalar_step(prompt, step_size)
-    return _iterate(prompt, weights, step, num_steps, initial_values, return_history)
+    return iterate(prompt, weights, step, num_steps, initial_values, return_history)
 
 
 def _scaled_scores(

@@ -60,7 +60,7 @@ def kernel_td(
     expected = (*prompt.batch_shape, len(prompt), prompt.num_keys)
     check_shape("kernel(query, key)", kernel_values, expected, "[*B, Q, K]")
     step = scalar_step(prompt, step_size) / num_transitions(prompt)
-    return _iterate(prompt, kernel_values, step, num_steps, initial_values, return_history)
+    return iterate(prompt, kernel_values, step, num_steps, initial_values, return_history)
 
 
 def softmax_td(
@@ -119,12 +119,12 @@ def softmax_td(
         check_shape("weight", weight, prompt.rewards.shape, "[*B, N]")
         check_like("the prompt", prompt.features, "weight", weight)
         step = step * weight
-    return _iterate(
+    return iterate(
         prompt, key_weights(prompt, score), step, num_steps, initial_values, return_history
     )
 
 
-def _iterate(
+def iterate(
     prompt: Prompt,
     weights: Float[Tensor, "*batch token key"],
     step: Tensor,

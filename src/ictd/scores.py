@@ -275,6 +275,10 @@ def _keep_bandwidth(module: nn.Module, bandwidth: float | Tensor) -> None:
 
 def _check_pair(query: Tensor, key: Tensor, feature_dim: int | None = None) -> None:
     check_floating("query", query)
+    check_floating("key", key)
+    for name, value in (("query", query), ("key", key)):
+        if value.ndim < 2:
+            raise ValueError(f"{name}: expected [*B, tokens, d], got {tuple(value.shape)}")
     width = query.shape[-1:] if feature_dim is None else (feature_dim,)
     check_shape("query", query, (*query.shape[:-2], *query.shape[-2:-1], *width), "[*B, Q, d]")
     check_shape("key", key, (*query.shape[:-2], *key.shape[-2:-1], *width), "[*B, K, d]")

@@ -18,7 +18,7 @@ from ictd._checks import (
     check_none,
     check_shape,
 )
-from ictd._closure import closed_prefix, cut
+from ictd._closure import bootstrap_discounts, closed_prefix, cut
 from ictd.prompt import Prompt
 
 __all__ = ["Trajectory"]
@@ -198,8 +198,9 @@ class Trajectory(BatchedRecord):
         first = source.new_full((*self.batch_shape, int(self.states.max()) + 1), length)
         first = first.scatter_reduce(-1, self.states, source, "amin")
         first_source = first.gather(-1, self.states)
-        prefix = closed_prefix(first_source, self.is_transition, self.discounts)
-        return Trajectory(**cut(self._tensors(), prefix))
+        tensors = self._tensors()
+        prefix = closed_prefix(first_source, self.is_transition, bootstrap_discounts(tensors))
+        return Trajectory(**cut(tensors, prefix))
 
 
 def _is_last(states: Int[Tensor, "*batch token"]) -> Bool[Tensor, "*batch token"]:
