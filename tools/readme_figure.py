@@ -15,7 +15,10 @@ def main() -> None:
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
-    plt.show = lambda: plt.savefig(FIGURE, metadata={"Date": None})
+    def keep(*arguments: object, **options: object) -> None:
+        plt.savefig(FIGURE, metadata={"Date": None})
+
+    setattr(plt, "show", keep)  # noqa: B010
     namespace: dict[str, object] = {}
     for cell in jupytext.read(ROOT / "book" / "index.md").cells:
         if cell.cell_type == "code":

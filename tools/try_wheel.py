@@ -30,11 +30,20 @@ def main() -> None:
         folder = Path(name).resolve()
         venv.create(folder / "env", with_pip=True)
         python = folder / "env" / "bin" / "python"
-        install = [python, "-m", "pip", "install", "--quiet", *options, wheel, "mypy"]
+        install: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            *options,
+            wheel,
+            "mypy",
+        ]
         subprocess.run(install, cwd=folder, check=True)
         subprocess.run([python, "-I", "-c", USE], cwd=folder, check=True)
         (folder / "use.py").write_text(TYPED, encoding="utf-8")
-        mypy = [python, "-m", "mypy", "use.py"]
+        mypy: list[str | Path] = [python, "-m", "mypy", "use.py"]
         said = subprocess.run(mypy, cwd=folder, capture_output=True, text=True).stdout
         print(said)
         if 'Revealed type is "ictd.mrp.MarkovRewardProcess"' not in said:

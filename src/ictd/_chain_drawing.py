@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from matplotlib.patches import Circle, FancyArrowPatch
 from matplotlib.path import Path
@@ -11,7 +11,7 @@ from matplotlib.path import Path
 Point: TypeAlias = tuple[float, float]
 
 _TEXT_GAP = 0.14  # from an arrow to its probability
-_HEAD = {"arrowstyle": "-|>", "mutation_scale": 14}
+_HEAD: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14}
 
 
 def node_positions(num_states: int, layout: str) -> tuple[list[Point], float]:

@@ -98,7 +98,7 @@ def attend(
     key = torch.where(is_key[..., None], key, 0.0)
     value = F.pad(value, (0, max(key.shape[-1] - width, 0)))
     allowed = is_key | ~is_key.any(-1, keepdim=True)  # all of them where none counts: values are 0
-    heads = [x.reshape(-1, 1, *x.shape[-2:]).contiguous() for x in (query, key, value)]
+    query, key, value = (x.reshape(-1, 1, *x.shape[-2:]).contiguous() for x in (query, key, value))
     mask = allowed.reshape(-1, 1, 1, allowed.shape[-1])
-    pooled = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=1.0)
+    pooled = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
     return pooled.reshape(*batch, *pooled.shape[-2:])[..., :width]
