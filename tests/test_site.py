@@ -63,7 +63,11 @@ class Tab:
     def __post_init__(self) -> None:
         note = self.faults.append
         self.page.on("response", lambda r: note(f"{r.status} {r.url}") if r.status >= 400 else None)
-        self.page.on("requestfailed", lambda r: note(f"failed: {r.url}"))
+        # A request that the next page interrupts is aborted: that is no fault.
+        self.page.on(
+            "requestfailed",
+            lambda r: None if r.failure == "net::ERR_ABORTED" else note(f"{r.failure} {r.url}"),
+        )
         self.page.on("pageerror", lambda error: note(f"page error: {error}"))
         self.page.on("console", lambda m: note(m.text) if m.type == "error" else None)
 

@@ -7,6 +7,7 @@ _build. With --if-stale nothing happens where the site is current.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,10 @@ def build() -> None:
     shutil.rmtree(SITE_FOLDER, ignore_errors=True)
     before = fingerprint(SITE)
     program = Path(sys.executable).with_name("jupyter-book")
-    status = subprocess.run([program, "build", ".", *FLAGS], cwd=ROOT).returncode
+    # One thread: on the chapters' small matrices several wait for each other longer than they work.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [program, "build", ".", *FLAGS]
+    status = subprocess.run(command, cwd=ROOT, env=environment).returncode
     if status != 0:
         sys.exit(f"The book was not built: Jupyter Book ended with status {status}, see above.")
     STAMP.write_text(before, encoding="utf-8")

@@ -9,6 +9,13 @@ document.addEventListener("DOMContentLoaded", () => {
     .querySelectorAll(".citation-list[role], .citation[role]")
     .forEach((element) => element.removeAttribute("role"));
 
+  // The empty corner of a table heads nothing.
+  document.querySelectorAll(".bd-article th").forEach((head) => {
+    if (head.textContent.trim() === "" && head.children.length === head.querySelectorAll("p").length) {
+      head.replaceWith(document.createElement("td"));
+    }
+  });
+
   const sidebar = document.getElementById("pst-primary-sidebar");
   if (sidebar) {
     sidebar.setAttribute("role", "region");
