@@ -42,7 +42,7 @@ def build() -> None:
     program = Path(sys.executable).with_name("jupyter-book")
     # One thread: on the chapters' small matrices several wait for each other longer than they work.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [program, "build", ".", *FLAGS]
+    command: list[str | Path] = [program, "build", ".", *FLAGS]
     status = subprocess.run(command, cwd=ROOT, env=environment).returncode
     if status != 0:
         sys.exit(f"The book was not built: Jupyter Book ended with status {status}, see above.")

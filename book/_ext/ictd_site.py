@@ -18,6 +18,7 @@ from sphinx.environment.collectors.toctree import TocTreeCollector
 from sphinx.util import logging
 from sphinx.util.typing import ExtensionMetadata
 
+from exercises import without_solutions
 from fingerprint import CODE, ROOT, fingerprint
 
 logger = logging.getLogger(__name__)
@@ -120,9 +121,7 @@ def finish_page(
     repository = app.config.html_theme_options["repository_url"]
     branch = app.config.html_theme_options["repository_branch"]
     notebook.cells.insert(0, install_cell(repository, branch))
-    path = Path(app.outdir) / "_sources" / f"{pagename}.ipynb"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(notebook, path)
+    write_notebook(app, notebook, pagename)
     slug = repository.removeprefix("https://github.com/")
     add_button(
         context,
@@ -146,6 +145,26 @@ def finish_page(
             "url": context["pathto"](f"_sources/{pagename}.ipynb", resource=True),
         },
     )
+    if "{exercise}" not in "".join(cell.source for cell in notebook.cells):
+        return
+    write_notebook(app, without_solutions(notebook), f"{pagename}-exercises")
+    add_button(
+        context,
+        "download-buttons",
+        {
+            "text": "exercises",
+            "tooltip": "Download as a notebook without solutions",
+            "icon": "fas fa-pencil-alt",
+            "url": context["pathto"](f"_sources/{pagename}-exercises.ipynb", resource=True),
+        },
+    )
+
+
+def write_notebook(app: Sphinx, notebook: nbformat.NotebookNode, name: str) -> None:
+    """Write a notebook beside the sources of the pages."""
+    path = Path(app.outdir) / "_sources" / f"{name}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
 
 
 def add_button(context: dict[str, Any], group: str, button: dict[str, str]) -> None:
