@@ -220,7 +220,8 @@ def test_identity_bound() -> None:
         count = np.stack([m.count for m in models])
         shares = np.take_along_axis(count / count.sum(1, keepdims=True), contexts.states, axis=1)
         score = ictd.BilinearScore(beta * torch.eye(STATES, dtype=torch.float64))
-        for weight in (None, tensor(shares)):
+        omega = rng.uniform(0, 1 / 0.9, size=STATES)  # any, as long as step size times it is <= 1
+        for weight in (None, tensor(omega[contexts.states]), tensor(shares)):
             soft = identity_history(contexts, start, score, weight)
             hard = identity_history(contexts, start, OWN_VISITS, weight)
             assert (np.abs(soft - hard).max(axis=(0, 2)) <= bound + 1e-12).all()
@@ -493,7 +494,10 @@ def test_invertible() -> None:
         kernel = np.exp(points @ A @ points.T)
         scale = 1 / np.sqrt(np.diag(kernel))
         assert np.linalg.eigvalsh(scale[:, None] * kernel * scale).min() > 1e-11
-        assert np.linalg.slogdet(attention)[1] > -np.inf
+        z, inverse = kernel @ count, np.linalg.inv(kernel)
+        inverse = inverse * z / count[:, None]  # of D_z^-1 kernel D_N
+        size = np.abs(attention) @ np.abs(inverse)
+        assert (np.abs(attention @ inverse - np.eye(m)) <= 1e-6 * size).all()
 
 
 @pytest.mark.claim("lem-invertible-attention")
@@ -556,6 +560,49 @@ def test_no_closure() -> None:
             prompt, score, num_steps=1, step_size=0.9, initial_values=tensor(still)
         )
         assert_same(after, tensor(still), 1e-10)
+
+
+@pytest.mark.claim("thm-no-closure")
+def test_no_closure_with_several_unseen_states() -> None:
+    seen, unseen = range(STATES), range(STATES, STATES + 3)
+    states = np.array([0, 1, 2, 5, 3, 0, 4, 6, 2, 1, 4, 7])  # three walks, cut in 5, 6 and 7
+    is_transition = ~np.isin(states, unseen)
+    for seed in SEEDS:
+        rng = np.random.default_rng(seed)
+        rewards, discounts = rng.normal(size=12), rng.uniform(0.3, 0.8, size=12)
+        features = separated_features(rng, STATES + 3)
+        trajectory = ictd.Trajectory(
+            torch.as_tensor(states), tensor(rewards), tensor(np.where(is_transition, discounts, 0)),
+            torch.as_tensor(is_transition),
+        )  # fmt: skip
+        start = rng.normal(size=STATES + 3)
+        found = ictd.softmax_td(
+            trajectory.prompt(tensor(features)),
+            ictd.BilinearScore(9 * torch.eye(STATES + 3, dtype=torch.float64)),
+            num_steps=300,
+            step_size=0.9,
+            initial_values=tensor(start[states]),
+        ).numpy()
+        model = Model(np.zeros(8), np.zeros(8), np.zeros((8, 8)))
+        for j in np.flatnonzero(is_transition):
+            model.count[states[j]] += 1
+            model.reward[states[j]] += rewards[j]
+            model.onward[states[j], states[j + 1]] += discounts[j]
+        r = (model.reward / np.maximum(model.count, 1))[seen]
+        P = (model.onward / np.maximum(model.count, 1)[:, None])[seen]
+        attention = model.attention(9 * features @ features.T)[:, seen]
+        m = attention[unseen] @ np.linalg.inv(attention[seen])
+        c_0 = start[unseen] - m @ start[seen]
+        system = np.eye(STATES) - P[:, seen] - P[:, unseen] @ m
+        limit = np.linalg.solve(system, r + P[:, unseen] @ c_0)
+        table = np.concatenate([limit, c_0 + m @ limit])
+        np.testing.assert_allclose(found, table[states], rtol=0, atol=1e-9)
+        # (i) the eigenvalue 1, three times, and every c at rest
+        block = np.concatenate([np.eye(STATES) - P[:, seen], -P[:, unseen]], axis=1)
+        assert np.linalg.matrix_rank(attention @ block, tol=1e-9) == STATES
+        c = rng.normal(size=3)
+        v = np.linalg.solve(np.eye(STATES) - P[:, seen], r + P[:, unseen] @ c)
+        assert np.abs(attention @ (r - block @ np.concatenate([v, c]))).max() < 1e-12
 
 
 @pytest.mark.claim("thm-no-closure")

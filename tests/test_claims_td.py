@@ -225,7 +225,32 @@ def test_on_policy_contraction() -> None:
 
 
 @pytest.mark.claim("thm-linear-td")
+def test_contraction_for_weights_that_are_not_stationary() -> None:
+    rng = np.random.default_rng(11)
+    for _ in range(200):
+        m = int(rng.integers(2, 7))
+        d, gamma = int(rng.integers(1, m + 1)), rng.uniform(0, 0.99)
+        # Visits of a chain that ends and starts again: only mu P <= mu and row sums <= 1 hold.
+        onward = random_chain(rng, m) * rng.uniform(0, 1, size=(m, 1))
+        visits = np.linalg.solve(np.eye(m) - onward.T, rng.dirichlet(np.ones(m)))
+        mu, phi = visits / visits.sum(), rng.normal(size=(m, d))
+        assert (mu @ onward <= mu + 1e-12).all()
+        covariance = phi.T @ (mu[:, None] * phi)
+        matrix = phi.T @ (mu[:, None] * ((np.eye(m) - gamma * onward) @ phi))
+        eigenvalues = np.linalg.eigvalsh(covariance)
+        step = 1 / eigenvalues[-1]
+        norm = float(np.linalg.norm(np.eye(d) - step * matrix, 2))
+        assert norm <= 1 - step * (1 - gamma) * eigenvalues[0] + 1e-12
+        # A feature twice: a direction of the weights is invisible, and nothing contracts it.
+        double = np.concatenate([phi, phi[:, :1]], axis=1)
+        matrix = double.T @ (mu[:, None] * ((np.eye(m) - gamma * onward) @ double))
+        assert np.linalg.norm(np.eye(d + 1) - step / 2 * matrix, 2) >= 1 - 1e-12
+
+
+@pytest.mark.claim("thm-linear-td")
+@pytest.mark.claim("cor-batch-linear")
 def test_off_policy_linear_td_can_diverge() -> None:
+    # The record arrives in state 1 and never leaves it, so it is not balanced.
     runaway = record([0, 1], [1.0], [0.9]).prompt(tensor([[1.0], [2.0]]))
     for step in (0.01, 0.5, 1.0):
         history = ictd.linear_td(runaway, num_steps=30, step_size=step, return_history=True)
@@ -382,6 +407,24 @@ def test_open_records() -> None:
         assert np.abs(np.linalg.eigvals(iteration) - 1).min() < 1e-12
         checked += 1
     assert checked > 5
+
+
+@pytest.mark.claim("prop-open-context")
+def test_the_guess_matters_only_where_it_can_be_reached() -> None:
+    # Episodes 0 1 0, 2 3 and 4 2; the last has no discount, so nothing is read through it.
+    context = ictd.Trajectory(
+        torch.tensor([0, 1, 0, 2, 3, 4, 2]),
+        tensor([1.0, 2.0, 0.0, 3.0, 0.0, 4.0, 0.0]),
+        tensor([0.9, 0.9, 0.0, 0.9, 0.0, 0.0, 0.0]),
+        torch.tensor([True, True, False, True, False, True, False]),
+    )
+    for guess in (0.0, 10.0):
+        start = tensor([5.0, 5.0, 5.0, guess, 5.0])
+        values = ictd.tabular_td(context, 5, num_steps=2000, step_size=1.0, initial_values=start)
+        first, second = (1 + 0.9 * 2) / (1 - 0.81), (2 + 0.9) / (1 - 0.81)
+        reached = 3 + 0.9 * guess
+        expected = tensor([first, second, first, reached, guess, 4.0, reached])
+        assert_same(values, expected, 1e-9)
 
 
 @pytest.mark.claim("prop-open-context")
