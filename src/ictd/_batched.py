@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
@@ -19,19 +20,24 @@ class BatchedRecord:
 
     A subclass names its floating-point reference field in ``_reference`` and the number of axes
     that this field has beyond the batch axes in ``_reference_ndim``. A field is a tensor or None;
-    one declared with ``init=False`` is a plain Python value that every derived record keeps.
+    one declared with ``init=False`` is a plain Python value that indexing and moving keep, and
+    that is None in a record made by a pytree map, which may have changed anything.
     """
 
     _reference: ClassVar[str]
     _reference_ndim: ClassVar[int]
+    _tensor_names: ClassVar[tuple[str, ...]]  # both set by `register`
+    _static_names: ClassVar[tuple[str, ...]]
 
     def _tensors(self) -> dict[str, Any]:
         """The fields that hold a tensor, in the order of their declaration."""
-        return {k: v for k, v in _fields(self, init=True).items() if v is not None}
+        values = {name: getattr(self, name) for name in self._tensor_names}
+        return {name: value for name, value in values.items() if value is not None}
 
     def _rebuild(self, tensors: dict[str, Any]) -> Self:
         """A record with these tensors and the same static fields; nothing is checked again."""
-        return _unchecked(type(self), tensors, _fields(self, init=False))
+        static = {name: getattr(self, name) for name in self._static_names}
+        return _unchecked(type(self), tensors | static)
 
     @property
     def device(self) -> torch.device:
@@ -68,23 +74,26 @@ class BatchedRecord:
 
         return self._rebuild({name: move(value) for name, value in self._tensors().items()})
 
+    def __iter__(self) -> Iterator[Self]:
+        """Go through the first batch axis."""
+        if not self.batch_shape:
+            raise TypeError(
+                f"{type(self).__name__}: expected a batch axis to iterate over, got none"
+            )
+        return (self[i] for i in range(self.batch_shape[0]))
+
     def __getitem__(self, index: Index) -> Self:
         """Index the batch axes, with everything that indexes a tensor there."""
         index = batch_index(index, len(self.batch_shape), type(self).__name__)
         return self._rebuild({name: value[index] for name, value in self._tensors().items()})
 
 
-def _fields(record: BatchedRecord, *, init: bool) -> dict[str, Any]:
-    fields = dataclasses.fields(cast(Any, record))
-    return {field.name: getattr(record, field.name) for field in fields if field.init == init}
-
-
-def _unchecked(cls: type[Made], tensors: dict[str, Any], static: dict[str, Any]) -> Made:
+def _unchecked(cls: type[Made], values: dict[str, Any]) -> Made:
     """Make a record without running its checks: leaves may be anything while a pytree is mapped."""
     new = object.__new__(cls)
-    for field in dataclasses.fields(cast(Any, cls)):
-        source = tensors if field.init else static
-        object.__setattr__(new, field.name, source.get(field.name))
+    record = cast(Any, cls)
+    for name in (*record._tensor_names, *record._static_names):
+        object.__setattr__(new, name, values.get(name))
     return new
 
 
@@ -114,16 +123,26 @@ def register(cls: Record) -> Record:
 
     Fields that are None are structure, not leaves: ``torch.vmap`` maps every leaf.
     """
+    fields = dataclasses.fields(cast(Any, cls))
+    cls._tensor_names = tuple(field.name for field in fields if field.init)
+    cls._static_names = tuple(field.name for field in fields if not field.init)
 
     def flatten(record: BatchedRecord) -> tuple[list[Any], Any]:
         tensors = record._tensors()
-        return list(tensors.values()), (tuple(tensors), _fields(record, init=False))
+        return list(tensors.values()), tuple(tensors)
 
-    def unflatten(leaves: Any, context: Any) -> Any:
-        names, static = context
-        return _unchecked(cls, dict(zip(names, leaves, strict=True)), static)
+    def flatten_with_keys(record: BatchedRecord) -> tuple[list[Any], Any]:
+        tensors = record._tensors()
+        return [(pytree.GetAttrKey(k), v) for k, v in tensors.items()], tuple(tensors)
+
+    def unflatten(leaves: Any, names: Any) -> Any:
+        return _unchecked(cls, dict(zip(names, leaves, strict=True)))
 
     pytree.register_pytree_node(
-        cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        flatten_with_keys_fn=flatten_with_keys,
     )
     return cls

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ictd._checks import values_checkable
 
 
 def join(
@@ -50,13 +53,13 @@ def _episode(
     features: Callable[[Any], Any] | None,
 ) -> dict[str, Tensor]:
     """The fields of a prompt that holds episode ``i``, ``T_i + 1`` tokens."""
-    table = torch.as_tensor(features(observations) if features else observations)
+    table = _as_tensor(observations if features is None else features(observations))
     if not table.is_floating_point():
         raise TypeError(
             f"observations[{i}]: expected floating-point features, got {table.dtype}; pass "
             "features=, a map from the observations of an episode to [T + 1, d]"
         )
-    reward = torch.as_tensor(rewards, dtype=table.dtype, device=table.device)
+    reward = _as_tensor(rewards).to(table)
     steps = reward.shape[0] if reward.ndim == 1 else -1
     if steps < 1 or table.ndim != 2 or table.shape[0] != steps + 1:
         raise ValueError(
@@ -65,12 +68,12 @@ def _episode(
         )
     flags = []
     for name, given in (("terminated", terminated), ("truncated", truncated)):
-        flag = torch.as_tensor(given, dtype=torch.bool, device=table.device).reshape(-1)
+        flag = _as_tensor(given).to(table.device, torch.bool).reshape(-1)
         if flag.shape[0] not in (1, steps):
             raise ValueError(
                 f"{name}[{i}]: expected one flag or one per step ({steps}), got {flag.shape[0]}"
             )
-        if flag[:-1].any():
+        if values_checkable(flag) and flag[:-1].any():
             raise ValueError(
                 f"{name}[{i}]: expected the episode to end where it is flagged, got a flag at step "
                 f"{int(flag.nonzero()[0, 0])} of {steps}; split the episode there"
@@ -87,3 +90,15 @@ def _episode(
         "is_transition": ~is_last,
         "is_terminal": is_last & flags[0],
     }
+
+
+def _as_tensor(values: Any) -> Tensor:
+    """A tensor from what a loop over an environment collects: arrays, and lists of them."""
+    first = values[0] if isinstance(values, list | tuple) and values else values
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(first, Tensor):
+        return torch.stack(tuple(values))
+    if isinstance(first, np.ndarray | np.generic):
+        return torch.from_numpy(np.array(values))  # a copy: of any stride, and writable
+    return torch.as_tensor(values)

@@ -73,8 +73,11 @@ def key_weights(prompt: Prompt, score: Score) -> Float[Tensor, "*batch token key
 def masked_softmax(
     scores: Float[Tensor, "*batch query key"], is_key: Bool[Tensor, "*batch #query key"]
 ) -> Float[Tensor, "*batch query key"]:
-    """Softmax over the keys that count; a row without any is 0, and gradients stay finite."""
-    counts = is_key & (scores > -torch.inf)
+    """Softmax over the keys that count; a row without any is 0, and gradients stay finite.
+
+    A score of NaN counts: it is an error of whoever made it, and shows.
+    """
+    counts = is_key & (scores != -torch.inf)
     scores = torch.where(counts, scores, -torch.inf)
     scores = torch.where(counts.any(-1, keepdim=True), scores, 0.0)
     return torch.where(counts, scores.softmax(-1), 0.0)

@@ -93,13 +93,17 @@ class Layer(nn.Module):
         for name, shape in shapes.items():
             source = device if generator is None else generator.device
             initial = 0.1 * torch.randn(shape, generator=generator, device=source, dtype=dtype)
-            self.register_parameter(name, nn.Parameter(initial.to(device)))
+            target = torch.get_default_device() if device is None else device
+            self.register_parameter(name, nn.Parameter(initial.to(target)))
 
     @torch.no_grad()
     def construct(self, matrix: Float[Tensor, "feature feature"], step_size: float) -> Self:
         """Set the weights that run softmax TD with this matrix and step; returns the layer."""
         check_shape("matrix", matrix, (self.feature_dim, self.feature_dim), "[d, d]")
-        weights = step_size * torch.tensor([1.0, 1.0, -1.0], dtype=matrix.dtype)
+        if isinstance(step_size, Tensor):
+            check_shape("step_size", step_size, (), "[]")
+        signs = torch.tensor([1.0, 1.0, -1.0], dtype=matrix.dtype, device=matrix.device)
+        weights = step_size * signs
         if self.parametrization == "structured":
             self.attention.copy_(matrix)
             self.value_weights.copy_(weights)
@@ -204,6 +208,7 @@ class DualHeadLayer(Layer):
         """Return the next prompt matrix."""
         pooled = self._updates(Z, is_transition, is_terminal, num_keys)
         check_shape("discounts", discounts, is_transition.shape, "[*B, N]")
+        check_like("Z", Z, "discounts", discounts)
         gamma = torch.where(is_transition, discounts, 0.0).unsqueeze(-2)
         if self.parametrization == "full":
             return Z + self.value_current @ pooled + shift(self.value_target @ pooled, gamma)

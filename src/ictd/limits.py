@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ictd._checks import check_none, values_checkable
+from ictd._closure import bootstrap_discounts
+from ictd._markov import reachable
 from ictd.attention import Score, key_weights
 from ictd.prompt import Prompt
 from ictd.scores import same_features
@@ -50,8 +52,12 @@ def lstd(prompt: Prompt) -> Float[Tensor, "*batch feature"]:
         tensor([2.])
     """
     source = torch.where(prompt.is_transition.unsqueeze(-1), prompt.features, 0.0)
-    matrix = source.mT @ (source - _discounted_successors(prompt))
+    matrix = (source.mT @ (source - _discounted_successors(prompt))).to(_solvable(prompt.dtype))
     target = (source.mT @ prompt.rewards.unsqueeze(-1)).squeeze(-1)
+    # in units in which every feature has length 1, so that the rank does not depend on theirs
+    length = source.square().sum(-2).sqrt()
+    length = torch.where(length > 0, length, 1.0).to(_solvable(prompt.dtype))
+    matrix = matrix / (length.unsqueeze(-1) * length.unsqueeze(-2))
     if values_checkable(matrix):
         rank = torch.linalg.matrix_rank(matrix)
         expected = (
@@ -59,8 +65,8 @@ def lstd(prompt: Prompt) -> Float[Tensor, "*batch feature"]:
             "transitions span; .trim() the context), rank"
         )
         check_none("prompt", rank < prompt.feature_dim, expected, rank)
-    weights: Tensor = torch.linalg.solve(matrix, target)
-    return weights
+    weights: Tensor = torch.linalg.solve(matrix, target / length) / length
+    return weights.to(prompt.dtype)
 
 
 class EmpiricalModel(NamedTuple):
@@ -141,10 +147,12 @@ def certainty_equivalence(trajectory: Trajectory, num_states: int) -> Float[Tens
         transition leaves.
 
     Raises:
-        ValueError: If closure fails: a bootstrapped successor is no source.
+        ValueError: If closure fails: a bootstrapped successor is no source; or if no value exists:
+            rewards are paid in a closed set of states that no recorded transition ends or
+            discounts. Without rewards the value of such a set is 0.
 
     Note:
-        Differentiable in the rewards.
+        Differentiable in the rewards. Half precision is solved in float32.
 
     Example:
         >>> import torch, ictd
@@ -159,8 +167,13 @@ def certainty_equivalence(trajectory: Trajectory, num_states: int) -> Float[Tens
     used = (counts.unsqueeze(-1) * transition).sum(-2) > 0
     expected = "no bootstrapped successor that is not a source (closure; .trim() helps)"
     check_none("trajectory", used & ~visited, expected)
-    identity = torch.eye(num_states, dtype=reward.dtype, device=reward.device)
-    values = torch.linalg.solve(identity - transition, reward)
+    endless = _endless(trajectory, transition, visited)
+    expected = "an ending or a discount below 1 wherever rewards are paid (else no value exists)"
+    check_none("trajectory", endless & (reward != 0), expected, reward)
+    work = _solvable(reward.dtype)
+    identity = torch.eye(num_states, dtype=work, device=reward.device)
+    onward = transition.to(work).masked_fill(endless.unsqueeze(-1), 0.0)
+    values = torch.linalg.solve(identity - onward, reward.to(work)).to(reward.dtype)
     values = torch.where(visited, values, torch.nan)
     if trajectory.is_terminal is None:
         return values
@@ -168,6 +181,25 @@ def certainty_equivalence(trajectory: Trajectory, num_states: int) -> Float[Tens
     seen = trajectory.states.unsqueeze(-1) == state
     ended = (seen & trajectory.is_terminal.unsqueeze(-1)).any(-2)
     return torch.where(ended & ~visited, 0.0, values)
+
+
+def _endless(
+    trajectory: Trajectory,
+    transition: Float[Tensor, "*batch state next_state"],
+    visited: Bool[Tensor, "*batch state"],
+) -> Bool[Tensor, "*batch state"]:
+    """Which visited states no path leads out of, to an ending or a discount below 1."""
+    discounts = bootstrap_discounts(trajectory._tensors())
+    shrinks = trajectory.is_transition & (discounts < 1)
+    state = torch.arange(transition.shape[-1], device=transition.device)
+    at = trajectory.states.unsqueeze(-1) == state
+    leaks = (at & shrinks.unsqueeze(-1)).any(-2)
+    return visited & ~(reachable(transition > 0) & leaks.unsqueeze(-2)).any(-1)
+
+
+def _solvable(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to solve in: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _discounted_successors(prompt: Prompt) -> Float[Tensor, "*batch token feature"]:
@@ -196,11 +228,12 @@ def fixed_point(prompt: Prompt, score: Score) -> Float[Tensor, "*batch token"]:
         they are an extrapolation.
 
     Raises:
-        torch.linalg.LinAlgError: If the attention among the sources is singular, so that the fixed
-            point is not unique.
+        ValueError: If the attention among the sources is singular, or nothing is ever discounted,
+            to the accuracy of the dtype: then the fixed point is not unique.
 
     Note:
-        Differentiable. One ``n × n`` solve: memory :math:`O(N n + n^2 d)`. That the iteration gets
+        Differentiable. Accuracy is lost with the condition number: use float64 for sources that
+        attend alike. One ``n × n`` inverse: memory :math:`O(N n + n^2 d)`. That the iteration gets
         there is not checked. Values lie in the span of the attention's columns, as every iterate
         does, so the answer also holds without closure.
 
@@ -228,6 +261,17 @@ def fixed_point(prompt: Prompt, score: Score) -> Float[Tensor, "*batch token"]:
     chosen = is_first.unsqueeze(-1) & is_first.unsqueeze(-2)
     system = torch.where(chosen, group @ operator, identity)
     target = group @ prompt.rewards[..., :num_keys].unsqueeze(-1)
-    coefficients = torch.linalg.solve(system, target)
+    work = _solvable(prompt.dtype)
+    system = system.to(work)
+    if values_checkable(system):
+        with torch.no_grad():
+            inverse, _ = torch.linalg.inv_ex(system)
+            size = system.abs().sum(-1).amax(-1) * inverse.abs().sum(-1).amax(-1)
+        limit = 1 / torch.finfo(work).eps
+        expected = (
+            f"a fixed point that {work} can tell from others: a condition number < {limit:.0e}"
+        )
+        check_none("prompt", ~(size < limit), expected, size)
+    coefficients = torch.linalg.solve_ex(system, target.to(work))[0].to(prompt.dtype)
     values: Tensor = (weights @ coefficients).squeeze(-1)
     return values

@@ -159,6 +159,8 @@ def _scaled_scores(
     scale = torch.as_tensor(scale, dtype=prompt.dtype, device=prompt.device)
     keys = prompt.features[..., : prompt.num_keys, :]
     scores = (LinearKernel() if score is None else score)(prompt.features, keys)
+    if score is None:
+        scores = scores.to(prompt.dtype)  # autocast may have narrowed it
     expected = (*prompt.batch_shape, len(prompt), prompt.num_keys)
     check_shape("score(query, key)", scores, expected, "[*B, Q, K]")
     check_like("the prompt", prompt.features, "score(query, key)", scores)

@@ -100,7 +100,7 @@ def softmax_td(
 
     Note:
         Differentiable in everything but ``num_steps``. The weights are computed once: memory
-        :math:`O(N n)` and time :math:`O(N n)` a step for ``n`` transitions; queries are no keys.
+        :math:`O(N n)` and time :math:`O(N n)` a step for ``n`` tokens up to the last transition.
         For long contexts use :class:`ictd.InContextTD`, which keeps no such matrix.
         Convergence is not checked.
 

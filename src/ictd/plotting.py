@@ -261,7 +261,7 @@ def plot_convergence(
     # An error of 0 becomes NaN, a gap; its logarithm would send the curve down to the axis.
     low, median, high = edges.where(edges > 0.0, torch.nan).numpy()
     (curve,) = ax.plot(range(len(runs)), median, label=label, **line)
-    if errors.ndim > 1:
+    if errors.ndim > 1 and bool((edges > 0.0).any()):
         color = curve.get_color()
         ax.fill_between(range(len(runs)), low, high, color=color, alpha=0.18, linewidth=0)
     ax.set_yscale("log")

@@ -78,7 +78,7 @@ class Prompt(BatchedRecord):
     is_transition: Bool[Tensor, "*batch token"]
     is_terminal: Bool[Tensor, "*batch token"] | None = None
 
-    num_keys: int = dataclasses.field(init=False, repr=False)
+    _num_keys: int | None = dataclasses.field(init=False, repr=False)
 
     _reference = "features"
     _reference_ndim = 2
@@ -90,8 +90,9 @@ class Prompt(BatchedRecord):
                 "features: expected shape [*B, N, d] with at least one token and one feature, "
                 f"got {tuple(self.features.shape)}"
             )
-        for name, value in self._tensors().items():
-            if name == "features":
+        for name in ("rewards", "discounts", "is_transition", "is_terminal"):
+            value = getattr(self, name)
+            if value is None and name == "is_terminal":
                 continue
             (check_bool if name.startswith("is_") else check_floating)(name, value)
             check_shape(name, value, self.features.shape[:-1], "[*B, N]")
@@ -99,12 +100,12 @@ class Prompt(BatchedRecord):
         for name in ("rewards", "discounts"):
             counts = torch.where(self.is_transition, getattr(self, name), 0.0)
             object.__setattr__(self, name, counts)
-        num_keys = max(len(self) - 1, 1)
+        num_keys = None
         if values_checkable(*self._tensors().values()):
             self._check_values()
             leaves = self.is_transition.reshape(-1, len(self)).any(0).nonzero()
             num_keys = int(leaves[-1]) + 1 if len(leaves) else 1
-        object.__setattr__(self, "num_keys", num_keys)
+        object.__setattr__(self, "_num_keys", num_keys)
 
     def _check_values(self) -> None:
         check_finite("features", self.features)
@@ -120,6 +121,14 @@ class Prompt(BatchedRecord):
 
     def __len__(self) -> int:
         return self.features.shape[-2]
+
+    @property
+    def num_keys(self) -> int:
+        """How many tokens, from the first on, can be keys: up to the last transition; at least 1.
+
+        Where it cannot be read off the values, as in ``torch.vmap``, all tokens but the last.
+        """
+        return max(len(self) - 1, 1) if self._num_keys is None else self._num_keys
 
     @property
     def feature_dim(self) -> int:
@@ -302,6 +311,8 @@ class Prompt(BatchedRecord):
             >>> len(prompt.trim())  # the successor 2 is no source: its transition goes
             3
         """
+        if self.features.numel() == 0:  # no contexts
+            return self
         same = same_features(self.features, self.features)
         return Prompt(**trim(self._tensors(), same))
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ictd._checks import check_floating, check_none, check_shape, values_checkable
+from ictd._checks import check_floating, check_like, check_none, check_shape, values_checkable
 
 __all__ = [
     "BilinearScore",
@@ -60,6 +60,7 @@ class BilinearScore(nn.Module):
     ) -> Float[Tensor, "*batch query key"]:
         """Score every query against every key."""
         _check_pair(query, key, self.matrix.shape[0])
+        check_like("matrix", self.matrix, "query", query)
         return (query @ self.matrix.mT) @ key.mT
 
 
@@ -97,7 +98,7 @@ class GaussianScore(nn.Module):
     ) -> Float[Tensor, "*batch query key"]:
         """Score every query against every key."""
         _check_pair(query, key)
-        return -_squared_distance(query, key) / (2 * self.bandwidth**2)
+        return _squared_distance(query, key, self.bandwidth) / -2
 
 
 class LogKernelScore(nn.Module):
@@ -130,7 +131,7 @@ class LogKernelScore(nn.Module):
         """Score every query against every key."""
         kernel = self.kernel(query, key)
         expected = "entries >= 0 (kernel_td takes any kernel)"
-        check_none("kernel(query, key)", kernel < 0, expected, kernel)
+        check_none("kernel(query, key)", ~(kernel >= 0), expected, kernel)
         positive = kernel > 0
         return torch.where(positive, torch.where(positive, kernel, 1.0).log(), -torch.inf)
 
@@ -180,7 +181,7 @@ class GaussianKernel(nn.Module):
     ) -> Float[Tensor, "*batch query key"]:
         """Evaluate the kernel at every pair of a query and a key."""
         _check_pair(query, key)
-        return (-_squared_distance(query, key) / (2 * self.bandwidth**2)).exp()
+        return (_squared_distance(query, key, self.bandwidth) / -2).exp()
 
 
 class IdentityKernel(nn.Module):
@@ -232,7 +233,8 @@ def median_bandwidth(features: Float[Tensor, "token feature"]) -> Float[Tensor, 
             "features: expected shape [N, d] with N >= 2 to take a bandwidth from, "
             f"got {tuple(features.shape)}"
         )
-    bandwidth = torch.pdist(features).median()
+    work = features.to(torch.promote_types(features.dtype, torch.float32))
+    bandwidth = torch.pdist(work).median().to(features.dtype)
     if values_checkable(bandwidth) and not 0 < bandwidth.item() < float("inf"):
         raise ValueError(
             f"bandwidth: the median distance of the features is {bandwidth.item():g}, expected a "
@@ -248,8 +250,9 @@ def same_features(
     return (a.unsqueeze(-2) == b.unsqueeze(-3)).all(-1)
 
 
-def _squared_distance(query: Tensor, key: Tensor) -> Tensor:
-    return (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
+def _squared_distance(query: Tensor, key: Tensor, unit: float | Tensor) -> Tensor:
+    """The squared distance in units of the bandwidth, whose own square might underflow."""
+    return ((query.unsqueeze(-2) - key.unsqueeze(-3)) / unit).square().sum(-1)
 
 
 def _keep(module: nn.Module, name: str, tensor: Tensor) -> None:
@@ -282,3 +285,4 @@ def _check_pair(query: Tensor, key: Tensor, feature_dim: int | None = None) -> N
     width = query.shape[-1:] if feature_dim is None else (feature_dim,)
     check_shape("query", query, (*query.shape[:-2], *query.shape[-2:-1], *width), "[*B, Q, d]")
     check_shape("key", key, (*query.shape[:-2], *key.shape[-2:-1], *width), "[*B, K, d]")
+    check_like("query", query, "key", key)

@@ -70,5 +70,5 @@ def stock_attention(
         for head in range(num_heads):
             value[head, rows - 1 - head, rows - 3 : rows - 1] = step_size
             value[head, rows - 1 - head, rows - 1] = -step_size
-        nn.init.eye_(module.out_proj.weight)
+        module.out_proj.weight.zero_().fill_diagonal_(1.0)
     return module

@@ -42,6 +42,7 @@ def temporal_shift(
 
     Raises:
         ValueError: If the shapes differ.
+        TypeError: If the dtypes of values and discounts differ, or the mask is not bool.
 
     Note:
         Linear in ``values``, differentiable, without parameters.
@@ -57,7 +58,8 @@ def temporal_shift(
     check_shape("discounts", discounts, values.shape, "[*B, N]")
     check_shape("is_transition", is_transition, values.shape, "[*B, N]")
     check_bool("is_transition", is_transition)
-    return shift(values, torch.where(is_transition, discounts, 0.0))
+    check_like("values", values, "discounts", discounts)
+    return torch.where(is_transition, shift(values, discounts), 0.0)
 
 
 def shift(values: Tensor, discounts: Tensor) -> Tensor:
@@ -97,6 +99,7 @@ def td_errors(
         tensor([0., 0., 0.])
     """
     check_shape("values", values, prompt.rewards.shape, "[*B, N]")
+    check_like("the prompt", prompt.features, "values", values)
     error = prompt.rewards + shift(values, prompt.discounts) - values
     return torch.where(prompt.is_transition, error, 0.0)
 

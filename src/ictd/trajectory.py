@@ -192,6 +192,8 @@ class Trajectory(BatchedRecord):
             >>> trajectory.trim().states  # state 2 is no source
             tensor([0, 1, 0])
         """
+        if self.states.numel() == 0:  # no trajectories
+            return self
         length = len(self)
         token = torch.arange(length, device=self.device).expand_as(self.states)
         source = torch.where(self.is_transition, token, length)
