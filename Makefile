@@ -11,6 +11,8 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 PORT ?= 8000
+# Options for `make lab`: LAB=--allow-root in a container, say.
+LAB ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install book test lint fix serve lab screenshots links wheel pins clean
@@ -48,7 +50,7 @@ serve: book ## build the site and serve it on this machine
 	$(PY) -m http.server --bind 127.0.0.1 --directory _build/html $(PORT)
 
 lab: $(STAMP) ## open the chapters as notebooks in JupyterLab
-	JUPYTER_CONFIG_PATH=.jupyter $(PY) -m jupyterlab book
+	JUPYTER_CONFIG_PATH=.jupyter $(PY) -m jupyterlab $(LAB) book
 
 screenshots: book ## photograph every page: wide, narrow, dark
 	$(PY) tools/screenshots.py

@@ -107,6 +107,8 @@ def test_every_cell_ran(page: Path, site: Path) -> None:
     notebook = nbformat.read(site / "_sources" / "book" / f"{page.stem}.ipynb", as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code.pop(0).metadata.tags == ["install"]
+    assert "jupytext" not in notebook.metadata  # or JupyterLab looks for a paired file
+    assert r"\newcommand{\E}{\operatorname{\mathbb{E}}}" in notebook.cells[1].source
     assert [cell.source for cell in code] == cells(page, "code")
     assert [cell.execution_count for cell in code] == [n + 1 for n in range(len(code))]
     outputs = [output for cell in code for output in cell.outputs]
@@ -128,6 +130,21 @@ def test_the_exercises_run_without_their_solutions(page: Path, site: Path) -> No
     del notebook.cells[0]  # installs the package where there is none
     client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": BOOK}})
     client.execute(env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@every_notebook
+def test_launch_links_lead_to_files(page: Path, site: Path) -> None:
+    """Colab's to a notebook of the published site, Binder's to a page of the repository."""
+    html = (site / "book" / f"{page.stem}.html").read_text(encoding="utf-8")
+    colab = re.search(r'href="https://colab[^"]*/blob/gh-pages/([^"]*)"', html)
+    binder = re.search(r'href="https://mybinder[^"]*urlpath=lab/tree/([^"]*)"', html)
+    download = re.search(r'href="\.\./(_sources/[^"]*\.ipynb)"', html)
+    assert colab is not None
+    assert binder is not None
+    assert download is not None
+    assert colab[1] == download[1]
+    assert (site / colab[1]).is_file()
+    assert (ROOT / binder[1]) == page
 
 
 @every_page

@@ -276,7 +276,7 @@ def test_chain_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"labels: expected 2, one for each state, got 1"):
         plotting.plot_chain(process, labels=["A"])
     with pytest.raises(ValueError, match=r"layout: expected 'circle' or 'line', got 'tree'"):
-        plotting.plot_chain(process, layout="tree")  # type: ignore[arg-type]
+        plotting.plot_chain(process, layout="tree")
     batch = MarkovRewardProcess(
         process.transition.expand(3, 2, 2), torch.zeros(3, 2, dtype=torch.float64), 0.9
     )
@@ -317,7 +317,9 @@ def test_attention_numbers_stand_out_on_every_colour() -> None:
 
 
 def test_attention_colours_grow_lighter_evenly() -> None:
-    grays = [plotting.contrast_ratio(color, "black") for color in mpl.colormaps["cividis"].colors]
+    grays = [
+        plotting.contrast_ratio(tuple(color), "black") for color in mpl.colormaps["cividis"].colors
+    ]
     assert all(first < second for first, second in itertools.pairwise(grays))
 
 

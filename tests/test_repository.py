@@ -151,7 +151,13 @@ def test_the_workflows_test_every_python_that_is_promised() -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    said = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True)
+    said = subprocess.run(
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert phony is not None

@@ -31,7 +31,8 @@ FLAGS = ("--all", "--keep-going", "-W", "-n")
 
 def is_current() -> bool:
     """Whether the last build succeeded and nothing that it read has changed since."""
-    return STAMP.exists() and STAMP.read_text(encoding="utf-8") == fingerprint(SITE)
+    there = STAMP.exists() and (SITE_FOLDER / "index.html").exists()
+    return there and STAMP.read_text(encoding="utf-8") == fingerprint(SITE)
 
 
 def build() -> None:

@@ -96,6 +96,7 @@ def executed_notebook(app: Sphinx, docname: str) -> nbformat.NotebookNode | None
     except KeyError:
         logger.warning("no outputs in the cache", location=docname)
         return None
+    notebook.metadata.pop("jupytext", None)  # it would look for the Markdown beside the notebook
     for part in (notebook, *notebook.cells):
         part.metadata.pop("source_map", None)
     return notebook
@@ -110,6 +111,19 @@ def install_cell(repository: str, branch: str) -> nbformat.NotebookNode:
     return cell
 
 
+def macro_cell(macros: dict[str, Any]) -> nbformat.NotebookNode:
+    """The macros of the pages' formulas, for programs that do not read _config.yml."""
+    lines = []
+    for name, meaning in macros.items():
+        body, arguments = (
+            (meaning, "") if isinstance(meaning, str) else (meaning[0], f"[{meaning[1]}]")
+        )
+        lines.append(rf"\newcommand{{\{name}}}{arguments}{{{body}}}")
+    source = "$" + " ".join(lines) + "$"
+    cell: nbformat.NotebookNode = nbformat.v4.new_markdown_cell(source, id="macros")
+    return cell
+
+
 def finish_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: nodes.document
 ) -> None:
@@ -120,7 +134,8 @@ def finish_page(
         return
     repository = app.config.html_theme_options["repository_url"]
     branch = app.config.html_theme_options["repository_branch"]
-    notebook.cells.insert(0, install_cell(repository, branch))
+    macros = app.config.mathjax3_config["tex"]["macros"]
+    notebook.cells[:0] = [install_cell(repository, branch), macro_cell(macros)]
     write_notebook(app, notebook, pagename)
     slug = repository.removeprefix("https://github.com/")
     add_button(

@@ -11,7 +11,7 @@ The module needs Matplotlib (the ``book`` extra) and is imported by hand,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -57,7 +57,7 @@ def plot_chain(
     mrp: MarkovRewardProcess,
     ax: Axes | None = None,
     *,
-    layout: Literal["circle", "line"] = "circle",
+    layout: str = "circle",
     labels: Sequence[str] | None = None,
     min_probability: float = 0.0,
     show_probabilities: bool | None = None,

@@ -124,9 +124,10 @@ class Prompt(BatchedRecord):
 
     @property
     def num_keys(self) -> int:
-        """How many tokens, from the first on, can be keys: up to the last transition; at least 1.
+        """The number of first tokens among which all keys lie, at least 1.
 
-        Where it cannot be read off the values, as in ``torch.vmap``, all tokens but the last.
+        The last of them is the last that a transition leaves; where values cannot be read, as in
+        ``torch.vmap``, it is the last token but one.
         """
         return max(len(self) - 1, 1) if self._num_keys is None else self._num_keys
 
