@@ -59,6 +59,7 @@ def temporal_shift(
     check_shape("is_transition", is_transition, values.shape, "[*B, N]")
     check_bool("is_transition", is_transition)
     check_like("values", values, "discounts", discounts)
+    discounts = torch.where(is_transition, discounts, 0.0)  # first: 0 times NaN has a NaN gradient
     return torch.where(is_transition, shift(values, discounts), 0.0)
 
 
