@@ -56,6 +56,19 @@ def make_model(make: Make, num_heads: int, parametrization: str) -> ictd.InConte
     )
 
 
+def make_linear(make: Make, algorithm: str, parametrization: str) -> ictd.LinearInContextTD:
+    like = make(1)
+    return ictd.LinearInContextTD(
+        DIM,
+        2,
+        algorithm=algorithm,
+        trace_decay=0.5,
+        parametrization=parametrization,
+        device=like.device,
+        dtype=like.dtype,
+    )
+
+
 CASES: dict[str, Callable[[Make], Any]] = {
     "Prompt": make_prompt,
     "Prompt.matrix": lambda make: make_prompt(make).matrix(make(BATCH, TOKENS)),
@@ -108,6 +121,107 @@ CASES: dict[str, Callable[[Make], Any]] = {
     "temporal_shift": lambda make: ictd.temporal_shift(
         make(BATCH, TOKENS), make(BATCH, TOKENS), make(BATCH, TOKENS) > 0
     ),
+    **{
+        f"LinearInContextTD, {algorithm}, {form}": lambda make, a=algorithm, f=form: make_linear(
+            make, a, f
+        )(make_prompt(make), return_history=True)
+        for algorithm in ("td", "residual-gradient", "average-reward")
+        for form in ("structured", "full")
+    },
+    "population_values": lambda make: ictd.population_values(
+        make_model(make, 1, "structured"), make_process(make), make(BATCH, STATES, DIM)
+    ),
+    "squared_norm_of_mean": lambda make: ictd.squared_norm_of_mean(make(BATCH, 4, 3), "halves"),
+    "neu_bound": lambda make: ictd.neu_bound(
+        make(BATCH), 3, discount=0.9, step_size=1.0, reward_bound=make(BATCH), form="full"
+    ),
+    "lumped_attention": lambda make: ictd.lumped_attention(
+        make(BATCH, STATES), make(STATES, DIM), ictd.GaussianScore(0.5)
+    ),
+    "population_attention": lambda make: ictd.population_attention(
+        make_process(make), make(STATES, DIM), ictd.GaussianScore(0.5)
+    ),
+    "empirical_attention": lambda make: ictd.empirical_attention(
+        make_trajectory(make), make(BATCH, STATES, DIM), ictd.GaussianScore(0.5)
+    ),
+    "successor_attention": lambda make: ictd.successor_attention(
+        make(BATCH, STATES, STATES), make(BATCH)
+    ),
+    "lumped_td": lambda make: ictd.lumped_td(
+        make(BATCH, STATES, STATES),
+        make(BATCH, STATES),
+        make(BATCH, STATES, STATES),
+        0.9,
+        initial_values=make(BATCH, STATES),
+        return_history=True,
+        **STEPS,
+    ),
+    "kernel_interpolant": lambda make: ictd.kernel_interpolant(
+        make(BATCH, STATES, STATES), make(BATCH, STATES), make(BATCH, STATES) > 0
+    ),
+    "kernel_diagonality": lambda make: ictd.kernel_diagonality(make(BATCH, STATES, STATES)),
+    "drift_matrix": lambda make: ictd.drift_matrix(
+        make(BATCH, STATES, STATES), make(BATCH, STATES, STATES), make(BATCH)
+    ),
+    "iteration_matrix": lambda make: ictd.iteration_matrix(
+        make(BATCH, STATES, STATES), make(BATCH, STATES, STATES), 0.9, make(BATCH)
+    ),
+    "contraction_factor": lambda make: ictd.contraction_factor(
+        make(BATCH, STATES, STATES), 0.9, make(BATCH), visited=make(BATCH, STATES) > 0
+    ),
+    "depth_bound": lambda make: ictd.depth_bound(
+        make(BATCH, STATES, STATES), 0.9, 1.0, 3, make(BATCH)
+    ),
+    "spectral_radius": lambda make: ictd.spectral_radius(make(BATCH, STATES, STATES)),
+    "step_size_limit": lambda make: ictd.step_size_limit(make(BATCH, STATES, STATES)),
+    "target_spread": lambda make: ictd.target_spread(make(BATCH, STATES), 0.9, make(BATCH)),
+    "context_bound": lambda make: [
+        ictd.context_bound(make(BATCH, STATES), 1.0, 0.9, 0.9, 6),
+        ictd.context_bound(
+            make(BATCH, STATES),
+            make(BATCH),
+            make(BATCH),
+            0.9,
+            6,
+            transition=make(BATCH, STATES, STATES),
+        ),
+    ],
+    "componentwise_bound": lambda make: ictd.componentwise_bound(
+        make_trajectory(make), STATES, discount=0.9, reward_bound=make(BATCH), confidence=0.9
+    ),
+    "plug_in_interval": lambda make: ictd.plug_in_interval(
+        make_trajectory(make), STATES, confidence=0.9, simultaneous=True
+    ),
+    "sharp_rate": lambda make: ictd.sharp_rate(make(BATCH), 0.9),
+    "asymptotic_rate": lambda make: ictd.asymptotic_rate(make(BATCH), make(BATCH)),
+    "power_bound": lambda make: ictd.power_bound(make(BATCH), 0.9, 1.0, make(BATCH)),
+    "certified_layers": lambda make: ictd.certified_layers(make(BATCH), 0.9, 1.0, 1e-3),
+    "diagonality_needed": lambda make: ictd.diagonality_needed(make(BATCH), "sharp"),
+    "diagonality_step_limit": lambda make: ictd.diagonality_step_limit(make(BATCH), 0.9),
+    "density_ratio": lambda make: ictd.density_ratio(
+        make(BATCH, STATES), make(BATCH, STATES, STATES)
+    ),
+    "self_adjoint_weights": lambda make: ictd.self_adjoint_weights(
+        make(BATCH, STATES), make(BATCH, STATES, STATES)
+    ),
+    "weighted_norm": lambda make: ictd.weighted_norm(
+        make(BATCH, STATES, STATES), make(BATCH, STATES)
+    ),
+    "numerical_range": lambda make: ictd.numerical_range(
+        make(BATCH, STATES, STATES), make(BATCH, STATES)
+    ),
+    "schur_factor": lambda make: ictd.schur_factor(
+        make(BATCH, STATES, STATES), make(BATCH, STATES), num_iterations=2
+    ),
+    "weighted_norm_factor": lambda make: ictd.weighted_norm_factor(make(BATCH, STATES, STATES)),
+    "layers_needed": lambda make: ictd.layers_needed(make(BATCH), 1e-3, make(BATCH)),
+    "residual_bound": lambda make: ictd.residual_bound(make(BATCH, STATES), 0.9),
+    "stability, process": lambda make: ictd.stability(
+        make_process(make), make(STATES, DIM), score=ictd.GaussianScore(0.5)
+    ),
+    "stability, context": lambda make: ictd.stability(
+        make_prompt(make), score=ictd.GaussianScore(0.5), step_size=make(BATCH)
+    ),
     "construct": lambda make: [
         layer_type(DIM, parametrization=form, device=make(1).device, dtype=make(1).dtype)
         .construct(make(DIM, DIM), 0.5)
@@ -120,6 +234,22 @@ for heads, form in itertools.product((1, 2), ("structured", "full")):
     CASES[f"InContextTD, {heads} head(s), {form}"] = lambda make, h=heads, f=form: make_model(
         make, h, f
     )(make_prompt(make), return_history=True)
+
+# These differentiate, which torch can do for fake tensors of a device only where that device is.
+WITH_BACKWARD: dict[str, Callable[[Make], Any]] = {
+    "value_jacobian": lambda make: ictd.value_jacobian(
+        make_model(make, 2, "full"), make_process(make), make(STATES, DIM)
+    ),
+    "expected_update": lambda make: ictd.expected_update(
+        make_model(make, 2, "full"), make_process(make), make(STATES, DIM), make_prompt(make)
+    ),
+    "sampled_update": lambda make: ictd.sampled_update(
+        make_model(make, 1, "structured"), make_prompt(make), make_prompt(make)
+    ),
+    "norm_of_expected_update": lambda make: ictd.norm_of_expected_update(
+        make_model(make, 1, "full"), make_process(make), make(STATES, DIM), estimator="u"
+    ),
+}
 
 
 @pytest.fixture
@@ -182,10 +312,16 @@ MOVES: dict[str, Callable[[], Any]] = {
     "MarkovRewardProcess": lambda: ictd.boyan_chain(
         5, discount=0.9, generator=torch.Generator().manual_seed(0)
     ),
+    "StabilityReport": lambda: ictd.stability(
+        ictd.boyan_chain(3, generator=torch.Generator().manual_seed(0)),
+        torch.eye(3),
+        score=ictd.GaussianScore(0.5),
+    ),
     "BilinearScore": lambda: ictd.BilinearScore(torch.eye(3)),
     "GaussianKernel": lambda: ictd.GaussianKernel(torch.tensor(0.5)),
     "LogKernelScore": lambda: ictd.LogKernelScore(ictd.GaussianKernel(torch.tensor(0.5))),
     "InContextTD": lambda: ictd.InContextTD(3, 2, looped=False, num_heads=2),
+    "LinearInContextTD": lambda: ictd.LinearInContextTD(3, 2, looped=False),
 }
 
 
@@ -216,6 +352,13 @@ def test_runs_forward_and_backward_on_meta(name: str) -> None:
     gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
     assert len(gradients) >= 3
     assert all(g.is_meta for g in gradients)
+
+
+@pytest.mark.parametrize("name", list(WITH_BACKWARD))
+def test_runs_on_meta(name: str) -> None:
+    result = WITH_BACKWARD[name](lambda *shape: torch.empty(*shape, device="meta").half())
+    assert result.is_meta
+    assert result.dtype == torch.float16
 
 
 def test_construction_follows_its_matrix() -> None:
@@ -280,6 +423,23 @@ class TestCuda:
             lambda p: ictd.online_td(p, step_size=0.1),
         ):
             assert_same(algorithm(there).cpu().double(), algorithm(prompt), tolerance=1e-5)
+
+    def test_stability(self) -> None:
+        chain = ictd.loop_chain(
+            5,
+            generator=torch.Generator().manual_seed(0),
+            batch_shape=(8,),
+            dtype=torch.float64,
+        )
+        features = torch.eye(5, dtype=torch.float64)
+        here = ictd.stability(chain, features, score=ictd.GaussianScore(0.5))
+        there = ictd.stability(
+            chain.to("cuda", torch.float32),
+            features.to("cuda", torch.float32),
+            score=ictd.GaussianScore(0.5),
+        )
+        assert_same(there.spectral_radius.cpu().double(), here.spectral_radius, tolerance=1e-5)
+        assert torch.equal(there.holds.cpu(), here.holds)
 
     def test_same_seed_same_trajectories(self) -> None:
         chain = ictd.boyan_chain(6, discount=0.9, generator=torch.Generator().manual_seed(0))

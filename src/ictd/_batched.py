@@ -118,6 +118,16 @@ def batch_index(index: Index, batch_ndim: int, name: str) -> tuple[Index, ...]:
     return parts
 
 
+def per_item(value: float | Tensor, beside: Tensor, num_axes: int) -> Tensor:
+    """Return a number, or one per batch item, as a tensor with ``num_axes`` axes after the batch's.
+
+    It has the dtype and the device of ``beside``, and broadcasts with it.
+    """
+    if not isinstance(value, Tensor):
+        return beside.new_full((), value)
+    return value.reshape((*value.shape, *(1,) * num_axes))
+
+
 def register(cls: Record) -> Record:
     """Register a :class:`BatchedRecord` as a pytree, so that ``torch.vmap`` and others map it.
 

@@ -6,6 +6,7 @@ entries, ranges, sums) are looked at only where they can be read: see `values_ch
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import SupportsIndex
@@ -83,6 +84,13 @@ def check_like(reference_name: str, reference: Tensor, name: str, value: Tensor)
         )
 
 
+def check_all_like(reference_name: str, reference: Tensor, **values: object) -> None:
+    """Raise unless those of `values` that are tensors pass `check_like`."""
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            check_like(reference_name, reference, name, value)
+
+
 def check_none(name: str, bad: Tensor, expected: str, values: Tensor | None = None) -> None:
     """Raise ValueError at the first index where `bad` (bool) is True.
 
@@ -139,3 +147,23 @@ def check_discount(
         check_none(name, inside.logical_not(), "numbers in [0, 1]", value)
     elif not 0 <= value <= 1:
         raise ValueError(f"{name}: expected a number in [0, 1], got {value}")
+
+
+def check_nonnegative(
+    name: str, value: float | Tensor, shape: Sequence[int] = (), axes: str = ""
+) -> None:
+    """Raise unless `value` is a finite number >= 0, or a floating tensor of `shape` of them."""
+    if isinstance(value, Tensor):
+        check_floating(name, value)
+        check_shape(name, value, shape, axes)
+        fine = (value >= 0) & value.isfinite()
+        check_none(name, fine.logical_not(), "finite numbers >= 0", value)
+    elif not 0 <= value < math.inf:
+        raise ValueError(f"{name}: expected a finite number >= 0, got {value}")
+
+
+def check_square(name: str, value: Tensor) -> None:
+    """Raise unless `value` is a floating tensor of square matrices, ``[*B, m, m]``."""
+    check_floating(name, value)
+    if value.ndim < 2 or value.shape[-1] != value.shape[-2] or value.shape[-1] == 0:
+        raise ValueError(f"{name}: expected shape [*B, m, m], m >= 1, got {tuple(value.shape)}")

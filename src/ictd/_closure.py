@@ -86,3 +86,11 @@ def cut(tensors: Mapping[str, Tensor], prefix: Int[Tensor, "*batch"]) -> dict[st
 def _touched(is_transition: Bool[Tensor, "*batch token"]) -> Bool[Tensor, "*batch token"]:
     """Return which tokens are the source or the successor of a transition."""
     return is_transition | F.pad(is_transition, (1, 0))[..., :-1]
+
+
+def visits(
+    states: Int[Tensor, "*batch token"], counted: Bool[Tensor, "*batch token"], num_states: int
+) -> Int[Tensor, "*batch state"]:
+    """Return how many of the tokens that are counted hold each state."""
+    none = states.new_zeros((*states.shape[:-1], num_states))
+    return none.scatter_add(-1, states, counted.to(states.dtype))

@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ictd._checks import check_none, values_checkable
-from ictd._closure import bootstrap_discounts
+from ictd._checks import check_none, check_positive_int, values_checkable
+from ictd._closure import bootstrap_discounts, visits
+from ictd._linear import check_conditioned, solvable
 from ictd._markov import reachable
 from ictd.attention import Score, key_weights
 from ictd.prompt import Prompt
 from ictd.scores import same_features
-from ictd.td import one_hot_prompt, shift
+from ictd.td import shift
 from ictd.trajectory import Trajectory
 
 __all__ = ["EmpiricalModel", "certainty_equivalence", "empirical_model", "fixed_point", "lstd"]
@@ -52,11 +53,11 @@ def lstd(prompt: Prompt) -> Float[Tensor, "*batch feature"]:
         tensor([2.])
     """
     source = torch.where(prompt.is_transition.unsqueeze(-1), prompt.features, 0.0)
-    matrix = (source.mT @ (source - _discounted_successors(prompt))).to(_solvable(prompt.dtype))
+    matrix = (source.mT @ (source - _discounted_successors(prompt))).to(solvable(prompt.dtype))
     target = (source.mT @ prompt.rewards.unsqueeze(-1)).squeeze(-1)
     # in units in which every feature has length 1, so that the rank does not depend on theirs
     length = source.square().sum(-2).sqrt()
-    length = torch.where(length > 0, length, 1.0).to(_solvable(prompt.dtype))
+    length = torch.where(length > 0, length, 1.0).to(solvable(prompt.dtype))
     matrix = matrix / (length.unsqueeze(-1) * length.unsqueeze(-2))
     if values_checkable(matrix):
         rank = torch.linalg.matrix_rank(matrix)
@@ -109,8 +110,8 @@ def empirical_model(trajectory: Trajectory, num_states: int) -> EmpiricalModel:
         ValueError: If a state has no place among ``num_states``.
 
     Note:
-        Differentiable in the rewards and discounts. The discount is inside ``transition``, so its
-        rows sum to at most the largest discount, not to 1.
+        Differentiable in the rewards and discounts. Cost O(N + m²). The discount is inside
+        ``transition``, so its rows sum to at most the largest discount, not to 1.
 
     Example:
         >>> import torch, ictd
@@ -121,12 +122,20 @@ def empirical_model(trajectory: Trajectory, num_states: int) -> EmpiricalModel:
         >>> model.counts, model.reward, model.transition[0]
         (tensor([2., 0.]), tensor([2., 0.]), tensor([0.2500, 0.2500]))
     """
-    prompt = one_hot_prompt(trajectory, num_states)
-    source = torch.where(prompt.is_transition.unsqueeze(-1), prompt.features, 0.0)
-    counts = source.sum(-2)
-    share = source / counts.clamp(min=1).unsqueeze(-2)
-    reward = (share.mT @ prompt.rewards.unsqueeze(-1)).squeeze(-1)
-    return EmpiricalModel(counts, reward, share.mT @ _discounted_successors(prompt))
+    check_positive_int("num_states", num_states)
+    states, leaves = trajectory.states, trajectory.is_transition
+    check_none("trajectory", states >= num_states, f"states < {num_states}", states)
+    discounts = bootstrap_discounts(trajectory._tensors())
+    pairs = states * num_states + F.pad(states[..., 1:], (0, 1))
+    counts = visits(states, leaves, num_states)
+    per_visit = 1 / counts.clamp(min=1).double()  # sums of many small numbers
+    reward = per_visit.new_zeros(counts.shape)
+    reward = reward.scatter_add(-1, states, torch.where(leaves, trajectory.rewards, 0.0).double())
+    flow = per_visit.new_zeros((*counts.shape[:-1], num_states**2))
+    flow = flow.scatter_add(-1, pairs, torch.where(leaves, discounts, 0.0).double())
+    transition = flow.reshape(*counts.shape, num_states) * per_visit.unsqueeze(-1)
+    dtype = trajectory.dtype
+    return EmpiricalModel(counts.to(dtype), (reward * per_visit).to(dtype), transition.to(dtype))
 
 
 def certainty_equivalence(trajectory: Trajectory, num_states: int) -> Float[Tensor, "*batch state"]:
@@ -162,7 +171,13 @@ def certainty_equivalence(trajectory: Trajectory, num_states: int) -> Float[Tens
         >>> ictd.certainty_equivalence(trajectory, 2)
         tensor([2., nan])
     """
-    counts, reward, transition = empirical_model(trajectory, num_states)
+    return solve_model(trajectory, empirical_model(trajectory, num_states))
+
+
+def solve_model(trajectory: Trajectory, model: EmpiricalModel) -> Float[Tensor, "*batch state"]:
+    """Return :func:`certainty_equivalence` for a model that was counted already."""
+    counts, reward, transition = model
+    num_states = counts.shape[-1]
     visited = counts > 0
     used = (counts.unsqueeze(-1) * transition).sum(-2) > 0
     expected = "no bootstrapped successor that is not a source (closure; .trim() helps)"
@@ -170,16 +185,14 @@ def certainty_equivalence(trajectory: Trajectory, num_states: int) -> Float[Tens
     endless = _endless(trajectory, transition, visited)
     expected = "an ending or a discount below 1 wherever rewards are paid (else no value exists)"
     check_none("trajectory", endless & (reward != 0), expected, reward)
-    work = _solvable(reward.dtype)
+    work = solvable(reward.dtype)
     identity = torch.eye(num_states, dtype=work, device=reward.device)
     onward = transition.to(work).masked_fill(endless.unsqueeze(-1), 0.0)
     values = torch.linalg.solve(identity - onward, reward.to(work)).to(reward.dtype)
     values = torch.where(visited, values, torch.nan)
     if trajectory.is_terminal is None:
         return values
-    state = torch.arange(num_states, device=reward.device)
-    seen = trajectory.states.unsqueeze(-1) == state
-    ended = (seen & trajectory.is_terminal.unsqueeze(-1)).any(-2)
+    ended = visits(trajectory.states, trajectory.is_terminal, num_states) > 0
     return torch.where(ended & ~visited, 0.0, values)
 
 
@@ -191,15 +204,8 @@ def _endless(
     """Which visited states no path leads out of, to an ending or a discount below 1."""
     discounts = bootstrap_discounts(trajectory._tensors())
     shrinks = trajectory.is_transition & (discounts < 1)
-    state = torch.arange(transition.shape[-1], device=transition.device)
-    at = trajectory.states.unsqueeze(-1) == state
-    leaks = (at & shrinks.unsqueeze(-1)).any(-2)
+    leaks = visits(trajectory.states, shrinks, transition.shape[-1]) > 0
     return visited & ~(reachable(transition > 0) & leaks.unsqueeze(-2)).any(-1)
-
-
-def _solvable(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to solve in: at least float32."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _discounted_successors(prompt: Prompt) -> Float[Tensor, "*batch token feature"]:
@@ -261,17 +267,9 @@ def fixed_point(prompt: Prompt, score: Score) -> Float[Tensor, "*batch token"]:
     chosen = is_first.unsqueeze(-1) & is_first.unsqueeze(-2)
     system = torch.where(chosen, group @ operator, identity)
     target = group @ prompt.rewards[..., :num_keys].unsqueeze(-1)
-    work = _solvable(prompt.dtype)
+    work = solvable(prompt.dtype)
     system = system.to(work)
-    if values_checkable(system):
-        with torch.no_grad():
-            inverse, _ = torch.linalg.inv_ex(system)
-            size = system.abs().sum(-1).amax(-1) * inverse.abs().sum(-1).amax(-1)
-        limit = 1 / torch.finfo(work).eps
-        expected = (
-            f"a fixed point that {work} can tell from others: a condition number < {limit:.0e}"
-        )
-        check_none("prompt", ~(size < limit), expected, size)
+    check_conditioned("prompt", system, "a fixed point")
     coefficients = torch.linalg.solve_ex(system, target.to(work))[0].to(prompt.dtype)
     values: Tensor = (weights @ coefficients).squeeze(-1)
     return values

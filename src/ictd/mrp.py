@@ -20,6 +20,7 @@ from ictd._checks import (
     check_none,
     check_probabilities,
     check_shape,
+    check_square,
     values_checkable,
 )
 from ictd._markov import reachable, recurrent, stationary_distribution
@@ -89,12 +90,7 @@ class MarkovRewardProcess(BatchedRecord):
         initial: Float[Tensor, "*batch state"] | None = None,
         terminal: Bool[Tensor, "*batch state"] | None = None,
     ) -> None:
-        check_floating("transition", transition)
-        square = transition.ndim >= 2 and transition.shape[-1] == transition.shape[-2] > 0
-        if not square:
-            raise ValueError(
-                f"transition: expected shape [*B, m, m], m >= 1, got {tuple(transition.shape)}"
-            )
+        check_square("transition", transition)
         batch, states = transition.shape[:-2], transition.shape[:-1]
         check_floating("reward", reward)
         if reward.ndim == transition.ndim:

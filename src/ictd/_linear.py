@@ -1,0 +1,28 @@
+"""Linear systems: the dtype they are solved in, and when a solution can be told from others."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ictd._checks import check_none, values_checkable
+
+
+def solvable(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to solve in: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def check_conditioned(name: str, system: Float[Tensor, "*batch row column"], solution: str) -> None:
+    """Raise ValueError where the dtype cannot tell a system of equations from a singular one."""
+    if not values_checkable(system):
+        return
+    with torch.no_grad():
+        inverse, _ = torch.linalg.inv_ex(system)
+        size = system.abs().sum(-1).amax(-1) * inverse.abs().sum(-1).amax(-1)
+    limit = 1 / torch.finfo(system.dtype).eps
+    expected = (
+        f"{solution} that {system.dtype} can tell from others: a condition number < {limit:.0e}"
+    )
+    check_none(name, ~(size < limit), expected, size)

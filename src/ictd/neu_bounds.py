@@ -1,0 +1,114 @@
+"""How small the norm of the expected update must be at the constructed weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ictd._checks import check_positive_int
+
+__all__ = ["neu_bound"]
+
+
+def neu_bound(
+    rate: float | Float[Tensor, "*batch"],
+    num_layers: int,
+    *,
+    discount: float | Float[Tensor, "*batch"],
+    step_size: float | Float[Tensor, "*batch"],
+    reward_bound: float | Float[Tensor, "*batch"],
+    feature_bound: float | Float[Tensor, "*batch"] = 1.0,
+    value_bound: float | Float[Tensor, "*batch"] | None = None,
+    power_constant: float | Float[Tensor, "*batch"] = 1.0,
+    matrix_norm: float | Float[Tensor, "*batch"] = 0.0,
+    form: Literal["looped", "untied", "full"] = "looped",
+) -> Float[Tensor, "*batch"]:
+    r"""Bound the limit of NEU, as contexts grow, at the weights that run softmax TD.
+
+    .. math::
+        \mathrm{NEU}_{L,\infty}(\theta^*)
+            \le \big((1 + \gamma)\, V\, C_r\, J_L\big)^2 r^{2L}, \qquad
+        J_L = \frac{C_r\, C}{1 - r} \text{ (looped)}, \quad
+        \frac{C_r\, C}{\sqrt{1 - r^2}} \text{ (untied)}, \quad
+        C' (1 + L) \text{ (full, looped)},
+
+    .. math::
+        C^2 = R_{\max}^2 + (1 + \gamma^2)(1 + C_r)^2 V^2
+            + \alpha^2 B^4 (1 + \gamma)^2 C_r^2 V^2 ,
+
+    where :math:`\lVert (I - \alpha M (I - \gamma P))^l \rVert_\infty \le C_r r^l` for almost every
+    task. :math:`C'` is written out in the book.
+
+    Book: :prf:ref:`thm-neu`, :prf:ref:`cor-neu-untied`, :prf:ref:`thm-neu-full`,
+    :prf:ref:`cor-neu-weaker`.
+
+    Args:
+        rate: :math:`r < 1`; under kernel diagonality :math:`1 - \alpha(2m_0 - 1 - \gamma)`.
+        num_layers: ``L``, at least 1.
+        discount: :math:`\gamma \in [0, 1)`.
+        step_size: :math:`\alpha > 0`.
+        reward_bound: :math:`R_{\max}`, the largest absolute reward, in reward units.
+        feature_bound: :math:`B`, the largest length of a feature vector.
+        value_bound: :math:`V`, the largest absolute value :math:`v_\pi`, in reward units;
+            :math:`R_{\max} / (1 - \gamma)` if None.
+        power_constant: :math:`C_r \ge 1`; 1 where a single step contracts by ``rate``. Not read
+            for "full", which needs that.
+        matrix_norm: The spectral norm of :math:`A`, read for "full" only.
+        form: "looped" or "untied" structured layers, or "full" ones, looped.
+
+    Returns:
+        ``[*B]``, the unit is the fourth power of rewards; inf where ``rate`` is 1 or more.
+
+    Raises:
+        ValueError: If ``form`` is unknown or ``num_layers`` is less than 1.
+
+    Note:
+        That the inputs hold of the tasks is not checked.
+
+    Example:
+        One state, :math:`\gamma = \tfrac12`, :math:`\alpha = 1`, :math:`r = 1`: the rate is ½.
+
+        >>> import ictd
+        >>> bound = ictd.neu_bound(0.5, 1, discount=0.5, step_size=1.0, reward_bound=1.0)
+        >>> round(bound.item(), 9)  # (3 · 2√30 · ½)²
+        270.0
+    """
+    check_positive_int("num_layers", num_layers)
+    if form not in ("looped", "untied", "full"):
+        raise ValueError(f"form: expected 'looped', 'untied' or 'full', got {form!r}")
+    if value_bound is None:
+        value_bound = reward_bound / (1 - discount)
+    given: list[float | Tensor] = [rate, discount, step_size, reward_bound, feature_bound]
+    given += [value_bound, power_constant, matrix_norm]
+    like = next((x for x in given if isinstance(x, Tensor)), torch.ones((), dtype=torch.float64))
+    numbers = [x if isinstance(x, Tensor) else like.new_full((), x) for x in given]
+    r, gamma, alpha, R, B, V, C_r, A = numbers
+    if form == "full":
+        jacobian, C_r = (
+            _full_jacobian(r, gamma, alpha, R, B, V, A, num_layers),
+            torch.ones_like(C_r),
+        )
+    else:
+        values, errors = (1 + C_r) * V, (1 + gamma) * C_r * V
+        source = R**2 + (1 + gamma**2) * values**2 + (alpha * B**2 * errors) ** 2
+        summed = 1 - r if form == "looped" else (1 - r**2).sqrt()
+        jacobian = C_r * source.sqrt() / summed
+    bound = ((1 + gamma) * V * C_r * jacobian * r**num_layers) ** 2
+    return torch.where(r < 1, bound, torch.inf)
+
+
+def _full_jacobian(
+    rho: Tensor, gamma: Tensor, alpha: Tensor, R: Tensor, B: Tensor, V: Tensor, A: Tensor, L: int
+) -> Tensor:
+    r""":math:`C' (1 + L)`: of any layer with :math:`Q`, :math:`V_{cur}` and :math:`V_{tgt}`."""
+    errors = R + 2 * (1 + gamma) * V
+    column = (B**2 + R**2 + 4 * (1 + gamma**2) * V**2).sqrt()
+    fading = math.sqrt(2) * alpha * column * A * B * (1 + gamma) * V / (math.e * (1 - rho))
+    bounded = math.sqrt(2) * column + alpha * column**2 * errors + fading
+    growing = alpha * column * (math.sqrt(6) + math.sqrt(2) * A * B * errors)
+    once = 2 * bounded + (bounded + 2 * alpha * gamma * bounded + growing) / (1 - rho)
+    return once * (1 + L)
