@@ -21,7 +21,17 @@ print(json.dumps({
     "seconds": seconds,
 }))
 """
-HEAVY = {"matplotlib", "ipywidgets", "gymnasium", "pandas", "scipy", "IPython"}
+HEAVY = {
+    "safetensors",
+    "matplotlib",
+    "ipywidgets",
+    "gymnasium",
+    "pandas",
+    "scipy",
+    "IPython",
+    "tyro",
+    "rich",
+}
 
 
 @pytest.fixture(scope="module")

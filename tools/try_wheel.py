@@ -42,6 +42,9 @@ def main() -> None:
         ]
         subprocess.run(install, cwd=folder, check=True)
         subprocess.run([python, "-I", "-c", USE], cwd=folder, check=True)
+        program = folder / "env" / "bin" / "ictd"
+        verify: list[str | Path] = [program, "verify", "--claim", "thm-equivalence"]
+        subprocess.run(verify, cwd=folder, check=True)
         (folder / "use.py").write_text(TYPED, encoding="utf-8")
         mypy: list[str | Path] = [python, "-m", "mypy", "use.py"]
         said = subprocess.run(mypy, cwd=folder, capture_output=True, text=True).stdout
