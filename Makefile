@@ -11,11 +11,13 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 PORT ?= 8000
+# `make experiments EXPERIMENTS=boyan-structured` runs one of them.
+EXPERIMENTS ?=
 # Options for `make lab`: LAB=--allow-root in a container, say.
 LAB ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install book test lint fix serve lab screenshots links wheel pins clean
+.PHONY: help install book test lint fix serve lab experiments screenshots links wheel pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -51,6 +53,9 @@ serve: book ## build the site and serve it on this machine
 
 lab: $(STAMP) ## open the chapters as notebooks in JupyterLab
 	JUPYTER_CONFIG_PATH=.jupyter $(PY) -m jupyterlab $(LAB) book
+
+experiments: $(STAMP) ## pretrain what the chapter on emergence shows: hours, and it goes on where it stopped
+	$(PY) tools/experiments.py $(EXPERIMENTS)
 
 screenshots: book ## photograph every page: wide, narrow, dark
 	$(PY) tools/screenshots.py
