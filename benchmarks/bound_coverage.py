@@ -4,7 +4,7 @@ Random Boyan's chains with 6 to 10 states, discount 0.9, contexts of growing len
 are certain or coins. For each context and each bound: the largest width over the visited states,
 and whether the truth is covered in all of them. The result is the table of the book:
 
-    python benchmarks/bound_coverage.py --output book/data/bound-coverage.json
+    python benchmarks/bound_coverage.py --output src/ictd/data/bound-coverage.json
 """
 
 # ruff: noqa: T201 (a script that talks to a person)
@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     for line in rows:
         print(json.dumps(line))
     if options.output is not None:
-        command = "python benchmarks/bound_coverage.py --output book/data/bound-coverage.json"
+        command = "python benchmarks/bound_coverage.py --output src/ictd/data/bound-coverage.json"
         report = {"command": command, "seed": options.seed, "confidence": CONFIDENCE, "rows": rows}
         options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return rows

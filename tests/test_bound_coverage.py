@@ -31,7 +31,7 @@ def test_the_benchmark_writes_rows_like_those_of_the_book(
     rows = benchmark.main(options)
     assert len(capsys.readouterr().out.splitlines()) == len(rows) == 2
     report = json.loads(output.read_text(encoding="utf-8"))
-    book = json.loads((ROOT / "book/data/bound-coverage.json").read_text(encoding="utf-8"))
+    book = json.loads((ROOT / "src/ictd/data/bound-coverage.json").read_text(encoding="utf-8"))
     assert {**report, "rows": None} == {**book, "rows": None}  # same command, seed, confidence
     assert [row.keys() for row in report["rows"]] == [book["rows"][0].keys()] * 2
     assert all(row["contexts"] == 10 for row in report["rows"])

@@ -3,7 +3,7 @@
 Each experiment pretrains Transformers, many seeds at once, and evaluates them on tasks unlike those
 of the training. Runs are kept in `_experiments/` and go on where they stopped, after Ctrl+C or a
 crash; finished ones are not run again. One small JSON file per experiment goes to
-`book/data/emergence/`, with config, seed, versions and the command that made it, and the weights to
+`src/ictd/data/emergence/`, with config, seed, versions and the command that made it, and the weights to
 `src/ictd/pretraining/weights/`. Nothing of it is edited by hand.
 
     python tools/experiments.py                      # all of them: hours
@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="say what there is, and what is done")
     parser.add_argument("--steps", type=int, help="fewer steps, to try")
     parser.add_argument("--runs", type=Path, default=ROOT / "_experiments")
-    parser.add_argument("--data", type=Path, default=ROOT / "book" / "data" / "emergence")
+    parser.add_argument("--data", type=Path, default=ROOT / "src" / "ictd" / "data" / "emergence")
     parser.add_argument(
         "--weights", type=Path, default=ROOT / "src" / "ictd" / "pretraining" / "weights"
     )
