@@ -224,3 +224,11 @@ def test_the_module_is_a_program() -> None:
     )
     assert done.returncode == 2
     assert "thm-nowhere" in done.stderr
+
+
+def test_a_json_path_that_cannot_be_written_is_refused_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for path in (tmp_path, tmp_path / "no" / "claims.json"):
+        assert run(monkeypatch, made(), "--json", str(path)) == 2
+        assert "json: expected a file in a folder that exists" in capsys.readouterr().err

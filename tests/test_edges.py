@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import ictd
-from strategies import assert_same, refuses
+from strategies import assert_same, refuses, tensor
 
 LOOP = torch.tensor([0, 1, 2, 0, 2, 1, 0])
 
@@ -203,3 +205,69 @@ def test_an_exact_run_can_be_drawn() -> None:
     from ictd import plotting
 
     plotting.plot_convergence(torch.zeros(5, 2)).figure.canvas.draw()
+
+
+# --- Numbers that are none, and matrices that are nearly singular ---------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_eigenvalues_of_what_is_not_finite(value: float) -> None:
+    # LAPACK may end the whole process on such a matrix.
+    matrix = torch.eye(3).repeat(2, 1, 1)
+    matrix[0, 0, 1] = value
+    for found in (ictd.spectral_radius(matrix), ictd.step_size_limit(matrix)):
+        assert found[0].isnan()
+        assert found[1].isfinite()
+
+
+def test_singular_attention_is_not_certified() -> None:
+    # Two states with the same features: the attention is singular, an eigenvalue of a layer is 1.
+    generator = torch.Generator().manual_seed(0)
+    transition = torch.rand(4000, 4, 4, generator=generator, dtype=torch.float64).softmax(-1)
+    mrp = ictd.MarkovRewardProcess(transition, torch.zeros(4000, 4).double(), 0.5)
+    features = ictd.unit_sphere_features(
+        4, 3, batch_shape=(4000,), generator=generator, dtype=torch.float64
+    )
+    features[:, 1] = features[:, 0]
+    for dtype in (torch.float64, torch.float32):
+        score = ictd.BilinearScore(3 * torch.eye(3, dtype=dtype))
+        report = ictd.stability(mrp.to(dtype), features.to(dtype), score=score)
+        assert not report.certified.any()
+
+
+def test_stability_of_kernels_with_tiny_numbers() -> None:
+    generator = torch.Generator().manual_seed(9)
+    features = 3 * torch.randn(500, 10, 10, generator=generator)
+    uniform = torch.full((500, 10, 10), 0.1)
+    mrp = ictd.MarkovRewardProcess(uniform, torch.zeros(500, 10), 0.9)
+    report = ictd.stability(mrp, features, score=lambda q, k: q @ k.mT)
+    assert report.spectral_radius.isfinite().all()
+
+
+def test_layers_where_one_is_exact() -> None:
+    layers = ictd.certified_layers(tensor([1.0, 1.0]), 0.0, 1.0, 0.1)
+    assert layers.tolist() == [1.0, 1.0]
+
+
+def test_intervals_in_half_precision() -> None:
+    generator = torch.Generator().manual_seed(0)
+    record = ictd.boyan_chain(4, generator=generator).sample(300, generator=generator)
+    values, half = ictd.plug_in_interval(record.to(torch.bfloat16), 4, confidence=0.9)
+    assert values.dtype == half.dtype == torch.bfloat16
+    assert (half > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"rate": -0.5}, r"rate: expected numbers in \[0, inf\]"),
+        ({"discount": 1.0}, r"discount: expected numbers in \[0, 1\)"),
+        ({"step_size": 0.0}, r"step_size: expected numbers in \(0, inf\)"),
+        ({"power_constant": 0.0}, r"power_constant: expected numbers in \[1, inf\]"),
+        ({"step_size": tensor([1.0, 1.0]), "reward_bound": tensor([[1.0]])}, "reward_bound"),
+    ],
+)
+def test_a_bound_of_impossible_numbers(changed: dict[str, Any], match: str) -> None:
+    fine = {"rate": 0.5, "discount": 0.5, "step_size": 1.0, "reward_bound": 1.0}
+    with refuses(ValueError, match):
+        ictd.neu_bound(num_layers=2, **(fine | changed))

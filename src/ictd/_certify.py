@@ -18,6 +18,7 @@ from ictd._energy import (
     times,
     trial_factor,
 )
+from ictd._linear import eigenvalues
 from ictd.attention import masked_softmax
 from ictd.diagonality import asymptotic_rate, diagonality_step_limit, sharp_rate
 from ictd.stability_report import CONDITIONS
@@ -121,13 +122,14 @@ def read(scores: Matrix, weights: Vector) -> Kernel:
     own = torch.where(usable.any(-1), own, 0.0)
     cosine = _exponential(mean - (own.unsqueeze(-1) + own.unsqueeze(-2)) / 2, usable)
     least = torch.linalg.eigvalsh(cosine).amin(-1)
-    rounding = scores.shape[-1] * eps
+    rounding = 8 * scores.shape[-1] * eps
     definite = symmetric & (least > rounding)
     log_mass = torch.where(visited, log_row_mass(log, scores), 0.0)
     half = (torch.where(visited, log, 0.0) - log_mass) / 2
     own_attention = _exponential(mean + half.unsqueeze(-1) + half.unsqueeze(-2), usable)
     smallest = torch.linalg.eigvalsh(own_attention).amin(-1)
-    smallest = torch.where(definite, smallest.clamp(min=0, max=1), torch.nan)
+    smallest = torch.where(smallest > rounding, smallest.clamp(max=1), 0.0)  # else it is noise
+    smallest = torch.where(definite, smallest, torch.nan)
     semidefinite = symmetric & (least > -rounding)
     return Kernel(attention, log_mass, symmetric, definite, semidefinite, smallest)
 
@@ -135,6 +137,8 @@ def read(scores: Matrix, weights: Vector) -> Kernel:
 def _exponential(exponent: Matrix, usable: Bool[Tensor, "*batch state state"]) -> Matrix:
     """Exponentials that are at most 1 if all is well, with ones on the diagonal elsewhere."""
     values = torch.where(usable, exponent.clamp(max=1).exp(), 0.0)
+    # eigensolvers may not converge on numbers below the normal ones
+    values = torch.where(values < torch.finfo(values.dtype).tiny, 0.0, values)
     return values + torch.diag_embed((~usable.diagonal(dim1=-2, dim2=-1)).to(values.dtype))
 
 
@@ -143,14 +147,14 @@ def exact(
 ) -> tuple[Scalar, Scalar]:
     """The spectral radius among the visited states, and the step size at which it is 1."""
     left_out = torch.diag_embed((~visited).to(drift.dtype))
-    eigenvalues = torch.linalg.eigvals(block(drift, visited) + left_out)
+    found = eigenvalues(block(drift, visited) + left_out)
     # each state left out added an eigenvalue 1; those nearest to 1 are as good as any
-    place = (eigenvalues - 1).abs().argsort(-1).argsort(-1)
+    place = (found - 1).abs().argsort(-1).argsort(-1)
     counts = place >= (~visited).sum(-1, keepdim=True)
-    radius = (1 - step.unsqueeze(-1) * eigenvalues).abs()
-    positive = eigenvalues.real > 0
-    size = torch.where(positive, eigenvalues.abs(), 1.0)
-    limit = torch.where(positive, 2 * (eigenvalues.real / size) / size, 0.0)
+    radius = (1 - step.unsqueeze(-1) * found).abs()
+    positive = found.real > 0
+    size = torch.where(positive, found.abs(), 1.0)
+    limit = torch.where(positive, 2 * (found.real / size) / size, 0.0)
     return (
         torch.where(counts, radius, 0.0).amax(-1),
         torch.where(counts, limit, torch.inf).amin(-1),

@@ -1,9 +1,9 @@
-"""Linear systems: the dtype they are solved in, and when a solution can be told from others."""
+"""Linear systems and eigenvalues: in which dtype, and where they mean something."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from ictd._checks import check_none, values_checkable
@@ -12,6 +12,19 @@ from ictd._checks import check_none, values_checkable
 def solvable(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to solve in: at least float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def eigenvalues(
+    matrix: Float[Tensor, "*batch row column"],
+) -> Complex[Tensor, "*batch eigenvalue"]:
+    """Return the eigenvalues, in at least float32; NaN where a matrix holds NaN or infinity.
+
+    Some builds of LAPACK do not survive such a matrix.
+    """
+    work = matrix.to(solvable(matrix.dtype))
+    finite = work.isfinite().all(-1).all(-1)
+    values = torch.linalg.eigvals(torch.where(finite[..., None, None], work, 0.0))
+    return torch.where(finite.unsqueeze(-1), values, torch.nan)
 
 
 def check_conditioned(name: str, system: Float[Tensor, "*batch row column"], solution: str) -> None:

@@ -66,7 +66,10 @@ def verify(
         _complain(f"claim: expected a label of the book, got {label!r}{_close(label, claims)}")
     if jobs < 1:
         _complain(f"jobs: expected an integer >= 1, got {jobs}")
-    if unknown or jobs < 1:
+    writable = json is None or str(json) == "-" or (json.parent.is_dir() and not json.is_dir())
+    if not writable:
+        _complain(f"json: expected a file in a folder that exists, got {json}")
+    if unknown or jobs < 1 or not writable:
         return 2
     chosen = [claims[label] for label in dict.fromkeys(claim)] or list(claims.values())
     start = time.perf_counter()

@@ -207,7 +207,8 @@ def certified_layers(
     with torch.no_grad():
         best = argmax(lambda t: -layers(t), least.squeeze(-1), rounds=8)
         count: Tensor = layers(best.unsqueeze(-1)).squeeze(-1)
-        return torch.where(least.squeeze(-1) < 1, count.clamp(min=0).ceil(), torch.inf)
+        count = torch.where(least.squeeze(-1) > 0, count.clamp(min=0).ceil(), 1.0)
+        return torch.where(least.squeeze(-1) < 1, count, torch.inf)
 
 
 def diagonality_needed(discount: Number, condition: str) -> Float[Tensor, "*batch"]:

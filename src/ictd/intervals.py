@@ -19,6 +19,7 @@ from ictd._checks import (
     check_positive_int,
 )
 from ictd._closure import bootstrap_discounts
+from ictd._linear import solvable
 from ictd._markov import reachable
 from ictd.finite_sample import check_confidence, resolvent
 from ictd.limits import EmpiricalModel, empirical_model, solve_model
@@ -207,6 +208,6 @@ def plug_in_interval(
     depends = reachable(model.transition > 0)
     error = torch.where(depends, inverse.square() * squares, 0.0).sum(-1).sqrt()
     number = (counts > 0).sum(-1, keepdim=True).clamp(min=1) if simultaneous else 1
-    tail = counts.new_full((1,), (1 - confidence) / 2) / number
-    half_width = -torch.special.ndtri(tail) * error
+    tail = counts.new_full((1,), (1 - confidence) / 2, dtype=solvable(counts.dtype)) / number
+    half_width = -torch.special.ndtri(tail).to(error.dtype) * error
     return values, torch.where(values.isnan(), torch.nan, half_width)

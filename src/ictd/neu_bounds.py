@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ictd._checks import check_positive_int
+from ictd._extremum import check_range, common
 
 __all__ = ["neu_bound"]
 
@@ -64,7 +65,9 @@ def neu_bound(
         ``[*B]``, the unit is the fourth power of rewards; inf where ``rate`` is 1 or more.
 
     Raises:
-        ValueError: If ``form`` is unknown or ``num_layers`` is less than 1.
+        ValueError: If ``form`` is unknown, ``num_layers`` is less than 1, a number is out of its
+            range, or tensors differ in shape or device.
+        TypeError: If a tensor is of another dtype than the first.
 
     Note:
         That the inputs hold of the tasks is not checked.
@@ -80,13 +83,24 @@ def neu_bound(
     check_positive_int("num_layers", num_layers)
     if form not in ("looped", "untied", "full"):
         raise ValueError(f"form: expected 'looped', 'untied' or 'full', got {form!r}")
+    r, gamma, alpha, R, B, V, C_r, A = common(
+        rate=rate,
+        discount=discount,
+        step_size=step_size,
+        reward_bound=reward_bound,
+        feature_bound=feature_bound,
+        value_bound=0.0 if value_bound is None else value_bound,
+        power_constant=power_constant,
+        matrix_norm=matrix_norm,
+    )
+    check_range("discount", gamma, 0.0, 1.0, closed="[)")
+    check_range("step_size", alpha, 0.0, closed="()")
+    check_range("power_constant", C_r, 1.0)
+    sizes = {"rate": r, "reward_bound": R, "feature_bound": B, "value_bound": V, "matrix_norm": A}
+    for name, number in sizes.items():
+        check_range(name, number, 0.0)
     if value_bound is None:
-        value_bound = reward_bound / (1 - discount)
-    given: list[float | Tensor] = [rate, discount, step_size, reward_bound, feature_bound]
-    given += [value_bound, power_constant, matrix_norm]
-    like = next((x for x in given if isinstance(x, Tensor)), torch.ones((), dtype=torch.float64))
-    numbers = [x if isinstance(x, Tensor) else like.new_full((), x) for x in given]
-    r, gamma, alpha, R, B, V, C_r, A = numbers
+        V = R / (1 - gamma)
     if form == "full":
         jacobian, C_r = (
             _full_jacobian(r, gamma, alpha, R, B, V, A, num_layers),

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ictd._checks import check_square
-from ictd._linear import solvable
+from ictd._linear import eigenvalues
 
 __all__ = ["spectral_radius", "step_size_limit"]
 
@@ -21,7 +21,7 @@ def spectral_radius(matrix: Float[Tensor, "*batch state state"]) -> Float[Tensor
         matrix: ``[*B, m, m]``; of :func:`ictd.iteration_matrix`, say.
 
     Returns:
-        ``[*B]``, in the unit of the matrix.
+        ``[*B]``, in the unit of the matrix; NaN where a matrix holds NaN or infinity.
 
     Raises:
         ValueError: If the matrices are not square.
@@ -36,9 +36,7 @@ def spectral_radius(matrix: Float[Tensor, "*batch state state"]) -> Float[Tensor
         tensor(0.5000)
     """
     check_square("matrix", matrix)
-    eigenvalues = torch.linalg.eigvals(matrix.to(solvable(matrix.dtype)))
-    radius: Tensor = eigenvalues.abs().amax(-1)
-    return radius.to(matrix.dtype)
+    return eigenvalues(matrix).abs().amax(-1).to(matrix.dtype)
 
 
 def step_size_limit(drift: Float[Tensor, "*batch state state"]) -> Float[Tensor, "*batch"]:
@@ -55,7 +53,7 @@ def step_size_limit(drift: Float[Tensor, "*batch state state"]) -> Float[Tensor,
 
     Returns:
         The smallest :math:`\alpha` that is too large, ``[*B]``; 0 where every step size is, because
-        an eigenvalue has no positive real part.
+        an eigenvalue has no positive real part; NaN where a matrix holds NaN or infinity.
 
     Raises:
         ValueError: If the matrices are not square.
@@ -69,8 +67,9 @@ def step_size_limit(drift: Float[Tensor, "*batch state state"]) -> Float[Tensor,
         tensor([2., 0.])
     """
     check_square("drift", drift)
-    eigenvalues = torch.linalg.eigvals(drift.to(solvable(drift.dtype)))
-    positive = eigenvalues.real > 0
-    size = torch.where(positive, eigenvalues.abs(), 1.0)
-    limit: Tensor = torch.where(positive, 2 * (eigenvalues.real / size) / size, 0.0)
+    found = eigenvalues(drift)
+    positive = found.real > 0
+    size = torch.where(positive, found.abs(), 1.0)
+    limit = torch.where(positive, 2 * (found.real / size) / size, 0.0)
+    limit = torch.where(found.real.isnan(), torch.nan, limit)
     return limit.amin(-1).to(drift.dtype)
