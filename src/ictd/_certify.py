@@ -18,7 +18,7 @@ from ictd._energy import (
     times,
     trial_factor,
 )
-from ictd._linear import eigenvalues
+from ictd._linear import eigenvalues, symmetric_eigenvalues
 from ictd.attention import masked_softmax
 from ictd.diagonality import asymptotic_rate, diagonality_step_limit, sharp_rate
 from ictd.stability_report import CONDITIONS
@@ -121,13 +121,13 @@ def read(scores: Matrix, weights: Vector) -> Kernel:
     mean = (scores + scores.mT) / 2
     own = torch.where(usable.any(-1), own, 0.0)
     cosine = _exponential(mean - (own.unsqueeze(-1) + own.unsqueeze(-2)) / 2, usable)
-    least = torch.linalg.eigvalsh(cosine).amin(-1)
+    least = symmetric_eigenvalues(cosine).amin(-1)
     rounding = 8 * scores.shape[-1] * eps
     definite = symmetric & (least > rounding)
     log_mass = torch.where(visited, log_row_mass(log, scores), 0.0)
     half = (torch.where(visited, log, 0.0) - log_mass) / 2
     own_attention = _exponential(mean + half.unsqueeze(-1) + half.unsqueeze(-2), usable)
-    smallest = torch.linalg.eigvalsh(own_attention).amin(-1)
+    smallest = symmetric_eigenvalues(own_attention).amin(-1)
     smallest = torch.where(smallest > rounding, smallest.clamp(max=1), 0.0)  # else it is noise
     smallest = torch.where(definite, smallest, torch.nan)
     semidefinite = symmetric & (least > -rounding)
@@ -137,8 +137,6 @@ def read(scores: Matrix, weights: Vector) -> Kernel:
 def _exponential(exponent: Matrix, usable: Bool[Tensor, "*batch state state"]) -> Matrix:
     """Exponentials that are at most 1 if all is well, with ones on the diagonal elsewhere."""
     values = torch.where(usable, exponent.clamp(max=1).exp(), 0.0)
-    # eigensolvers may not converge on numbers below the normal ones
-    values = torch.where(values < torch.finfo(values.dtype).tiny, 0.0, values)
     return values + torch.diag_embed((~usable.diagonal(dim1=-2, dim2=-1)).to(values.dtype))
 
 
@@ -171,7 +169,7 @@ def kernel_td_limit(
     top = torch.where(counts, both, -torch.inf).amax((-2, -1), keepdim=True)
     top = torch.where(top > -torch.inf, top, 0.0)
     matrix = torch.where(counts, (both - top).exp(), 0.0)
-    largest = torch.linalg.eigvalsh(matrix).amax(-1)
+    largest = symmetric_eigenvalues(matrix).amax(-1)
     norm = (gamma * inflow).sqrt()
     limit = 2 / ((1 + norm) * torch.where(largest > 0, largest, 1.0)) * (-top[..., 0, 0]).exp()
     return torch.where(semidefinite & (norm < 1), limit, 0.0)

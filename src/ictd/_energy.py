@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ictd._linear import symmetric_eigenvalues
+
 Vector = Float[Tensor, "*batch state"]
 Matrix = Float[Tensor, "*batch state state"]
 
@@ -43,8 +45,7 @@ def spectral_norm(matrix: Matrix) -> Float[Tensor, "*batch"]:
 
 def numerical_abscissa(matrix: Matrix) -> Float[Tensor, "*batch"]:
     """The largest eigenvalue of the symmetric part."""
-    largest: Tensor = torch.linalg.eigvalsh((matrix + matrix.mT) / 2).amax(-1)
-    return largest
+    return symmetric_eigenvalues((matrix + matrix.mT) / 2).amax(-1)
 
 
 def trial_factor(

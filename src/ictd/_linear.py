@@ -27,6 +27,18 @@ def eigenvalues(
     return torch.where(finite.unsqueeze(-1), values, torch.nan)
 
 
+def symmetric_eigenvalues(
+    matrix: Float[Tensor, "*batch row column"],
+) -> Float[Tensor, "*batch eigenvalue"]:
+    """Return the eigenvalues of symmetric matrices, in ascending order.
+
+    Entries below the normal numbers are 0 here: on these the solver may not converge.
+    """
+    tiny = matrix.abs() < torch.finfo(matrix.dtype).tiny
+    found: Tensor = torch.linalg.eigvalsh(torch.where(tiny, 0.0, matrix))
+    return found
+
+
 def check_conditioned(name: str, system: Float[Tensor, "*batch row column"], solution: str) -> None:
     """Raise ValueError where the dtype cannot tell a system of equations from a singular one."""
     if not values_checkable(system):
