@@ -3,8 +3,8 @@
 Each experiment pretrains Transformers, many seeds at once, and evaluates them on tasks unlike those
 of the training. Runs are kept in `_experiments/` and go on where they stopped, after Ctrl+C or a
 crash; finished ones are not run again. One small JSON file per experiment goes to
-`src/ictd/data/emergence/`, with config, seed, versions and the command that made it, and the weights to
-`src/ictd/pretraining/weights/`. Nothing of it is edited by hand.
+`src/ictd/data/emergence/`, with config, seed, versions and the command that made it, and the
+weights to `src/ictd/pretraining/weights/`. Nothing of it is edited by hand.
 
     python tools/experiments.py                      # all of them: hours
     python tools/experiments.py boyan-structured     # one
