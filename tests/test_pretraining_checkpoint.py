@@ -42,12 +42,15 @@ def file(run: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def rewritten(file: Path, change: Any) -> Path:
-    """The same tensors with another header."""
+def rewritten(file: Path, change: Any, *, sealed: bool = True) -> Path:
+    """The same tensors with another header, and unless ``sealed`` is False with its digest."""
     with safetensors.safe_open(file, "pt") as opened:
         about = json.loads(opened.metadata()["ictd"])
     change(about)
     tensors = safetensors.torch.load_file(file)
+    if sealed:
+        del about["digest"]
+        about["digest"] = checkpoints.digest(tensors, about)
     safetensors.torch.save_file(tensors, file, {"ictd": json.dumps(about)})
     return file
 
@@ -88,8 +91,22 @@ def test_one_changed_bit_is_seen(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes(data)
-    with pytest.raises(CheckpointError, match="damaged: the tensors are not those"):
+    with pytest.raises(CheckpointError, match="damaged: the content is not what was saved"):
         load_checkpoint(file)
+
+
+def test_a_changed_header_is_seen(file: Path) -> None:
+    def move_on(about: dict[str, Any]) -> None:
+        about["step"] = 9
+
+    def discount(about: dict[str, Any]) -> None:
+        about["config"]["discount"] = 0.1
+
+    original = file.read_bytes()
+    for change in (move_on, discount):
+        file.write_bytes(original)
+        with pytest.raises(CheckpointError, match="damaged: the content is not what was saved"):
+            load_checkpoint(rewritten(file, change, sealed=False))
 
 
 def test_foreign_files_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A file holds the stacked weights (``parameters/…``), what the optimizer remembers
 (``optimizer/<weight>/…``), and as JSON the config, the number of steps, the history, the versions
-and a digest of the tensors. Everything that is drawn comes from the seed and the number of the
+and a digest of all that. Everything that is drawn comes from the seed and the number of the
 step, so no state of a generator is needed.
 """
 
@@ -62,8 +62,8 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "step": checkpoint.step,
         "history": checkpoint.history,
         "versions": checkpoint.versions,
-        "digest": digest(tensors),
     }
+    about["digest"] = digest(tensors, about)
     metadata = {"ictd": json.dumps(about, allow_nan=False)}
     write_atomically(path, safetensors.torch.save(tensors, metadata))
 
@@ -100,8 +100,8 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
         raise CheckpointError(
             f"{path}: expected version {VERSION} of the format, got {about.get('version')}"
         )
-    if digest(tensors) != about.get("digest"):
-        raise CheckpointError(f"{path}: damaged: the tensors are not those that were saved")
+    if about.pop("digest", None) != digest(tensors, about):
+        raise CheckpointError(f"{path}: damaged: the content is not what was saved")
     try:
         config = PretrainConfig.from_dict(about["config"])
         step, history, versions = about["step"], about["history"], about["versions"]
@@ -138,9 +138,9 @@ def _sort(
     return parameters, optimizer
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of names, dtypes, shapes and bytes."""
-    found = hashlib.sha256()
+def digest(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
+    """A hash of the JSON, and of the tensors' names, dtypes, shapes and bytes."""
+    found = hashlib.sha256(json.dumps(about, allow_nan=False, sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name]
         found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())

@@ -86,6 +86,8 @@ def evaluate_command(
         json: Write the metrics to this file too; with - they go to standard output, as JSON and
             without the table.
     """
+    if json is not None and str(json) != "-" and (json.is_dir() or not json.parent.is_dir()):
+        return _complain(ValueError(f"json: expected a file in a folder that exists, got {json}"))
     try:
         result = load_pretrained(checkpoint, device=device)
         metrics = evaluate(result, changes, device=device)
