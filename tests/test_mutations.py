@@ -208,8 +208,8 @@ MUTATIONS = [
     Mutation(
         "half the range of step sizes",
         "spectrum.py",
-        "torch.where(positive, 2 * (eigenvalues.real / size) / size, 0.0)",
-        "torch.where(positive, (eigenvalues.real / size) / size, 0.0)",
+        "torch.where(positive, 2 * (found.real / size) / size, 0.0)",
+        "torch.where(positive, (found.real / size) / size, 0.0)",
         ("prop-exact-step",),
     ),
     Mutation(
