@@ -284,14 +284,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a residual that is not carried on",
-        "conditions.py",
+        "stopping.py",
         "return size / (1 - gamma)",
         "return size / (1 + 0 * gamma)",
         ("prop-residual",),
     ),
     Mutation(
         "a layer too few in the certificate",
-        "conditions.py",
+        "stopping.py",
         "count = (needed / -torch.where(factor < 1, factor, 0.5).log()).ceil()",
         "count = (needed / -torch.where(factor < 1, factor, 0.5).log()).floor()",
         ("prop-layers",),

@@ -9,8 +9,8 @@ The modules follow the book: problems (:mod:`ictd.mrp`, :mod:`ictd.chains`,
 :mod:`ictd.intervals`, :mod:`ictd.diagonality`, :mod:`ictd.worst_problem`), what pretraining leaves
 alone (:mod:`ictd.population`, :mod:`ictd.neu`, :mod:`ictd.neu_bounds`), and stability beyond the
 paper's condition (:mod:`ictd.conditions`, :mod:`ictd.certificates`,
-:mod:`ictd.stability_report`). Figures are drawn by :mod:`ictd.plotting`, and Transformers are
-pretrained by :mod:`ictd.pretraining`; these two are imported by hand.
+:mod:`ictd.stability_report`, :mod:`ictd.stopping`). Figures are drawn by :mod:`ictd.plotting`, and
+Transformers are pretrained by :mod:`ictd.pretraining`; these two are imported by hand.
 """
 
 from ictd.attention import attention_weights
@@ -18,9 +18,7 @@ from ictd.certificates import stability
 from ictd.chains import boyan_chain, garnet, loop_chain, random_walk
 from ictd.conditions import (
     density_ratio,
-    layers_needed,
     numerical_range,
-    residual_bound,
     schur_factor,
     self_adjoint_weights,
     weighted_norm,
@@ -89,6 +87,7 @@ from ictd.state_attention import (
     successor_attention,
 )
 from ictd.stock import stock_attention
+from ictd.stopping import layers_needed, residual_bound
 from ictd.td import linear_td, online_td, tabular_td, td_errors, temporal_shift
 from ictd.trajectory import Trajectory
 from ictd.transformer import InContextTD

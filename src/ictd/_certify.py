@@ -21,6 +21,7 @@ from ictd._energy import (
 from ictd._linear import eigenvalues, symmetric_eigenvalues
 from ictd.attention import masked_softmax
 from ictd.diagonality import asymptotic_rate, diagonality_step_limit, sharp_rate
+from ictd.spectrum import step_limits
 from ictd.stability_report import CONDITIONS
 
 Scalar = Float[Tensor, "*batch"]
@@ -150,12 +151,9 @@ def exact(
     place = (found - 1).abs().argsort(-1).argsort(-1)
     counts = place >= (~visited).sum(-1, keepdim=True)
     radius = (1 - step.unsqueeze(-1) * found).abs()
-    positive = found.real > 0
-    size = torch.where(positive, found.abs(), 1.0)
-    limit = torch.where(positive, 2 * (found.real / size) / size, 0.0)
     return (
         torch.where(counts, radius, 0.0).amax(-1),
-        torch.where(counts, limit, torch.inf).amin(-1),
+        torch.where(counts, step_limits(found), torch.inf).amin(-1),
     )
 
 

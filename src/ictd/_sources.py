@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ictd._checks import check_none, values_checkable
@@ -24,6 +24,16 @@ class Model(NamedTuple):
     transition: Float[Tensor, "*batch state next_state"]
 
 
+def same_sources(
+    prompt: Prompt,
+) -> tuple[Bool[Tensor, "*batch key key"], Bool[Tensor, "*batch key"]]:
+    """Which keys are the same state, having the same features, and which are the first of it."""
+    keys = prompt.features[..., : prompt.num_keys, :]
+    is_key = prompt.is_transition[..., : prompt.num_keys]
+    same = same_features(keys, keys) & is_key.unsqueeze(-1) & is_key.unsqueeze(-2)
+    return same, is_key & ~same.tril(-1).any(-1)
+
+
 def sources(prompt: Prompt) -> Model:
     """The states that transitions leave: tokens with equal features are one state.
 
@@ -33,8 +43,7 @@ def sources(prompt: Prompt) -> Model:
     keys = prompt.num_keys
     is_key = prompt.is_transition[..., :keys]
     tokens = prompt.features[..., :keys, :]
-    earlier = same_features(tokens, tokens).tril(-1) & is_key.unsqueeze(-2)
-    is_first = is_key & ~earlier.any(-1)
+    _, is_first = same_sources(prompt)
     order = is_first.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
     number = is_first.sum(-1)
     if values_checkable(number):

@@ -13,9 +13,9 @@ from ictd._checks import check_none, check_positive_int, values_checkable
 from ictd._closure import bootstrap_discounts, visits
 from ictd._linear import check_conditioned, solvable
 from ictd._markov import reachable
+from ictd._sources import same_sources
 from ictd.attention import Score, key_weights
 from ictd.prompt import Prompt
-from ictd.scores import same_features
 from ictd.td import shift
 from ictd.trajectory import Trajectory
 
@@ -256,10 +256,7 @@ def fixed_point(prompt: Prompt, score: Score) -> Float[Tensor, "*batch token"]:
     # errors of each source must sum to 0. Rows of all other keys say that their coefficient is 0.
     weights = key_weights(prompt, score)
     num_keys = prompt.num_keys
-    is_key = prompt.is_transition[..., :num_keys]
-    keys = prompt.features[..., :num_keys, :]
-    same = same_features(keys, keys) & is_key.unsqueeze(-1) & is_key.unsqueeze(-2)
-    is_first = is_key & ~same.tril(-1).any(-1)
+    same, is_first = same_sources(prompt)
     group = torch.where(is_first.unsqueeze(-1), same, False).to(prompt.dtype)
     shifted = shift(weights.mT, prompt.discounts.unsqueeze(-2)).mT[..., :num_keys, :]
     operator = weights[..., :num_keys, :] - shifted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from ictd._checks import check_square
@@ -67,9 +67,12 @@ def step_size_limit(drift: Float[Tensor, "*batch state state"]) -> Float[Tensor,
         tensor([2., 0.])
     """
     check_square("drift", drift)
-    found = eigenvalues(drift)
+    return step_limits(eigenvalues(drift)).amin(-1).to(drift.dtype)
+
+
+def step_limits(found: Complex[Tensor, "*batch eigenvalue"]) -> Float[Tensor, "*batch eigenvalue"]:
+    """The step size that is too large for each eigenvalue; 0 if all are, NaN for a NaN."""
     positive = found.real > 0
     size = torch.where(positive, found.abs(), 1.0)
     limit = torch.where(positive, 2 * (found.real / size) / size, 0.0)
-    limit = torch.where(found.real.isnan(), torch.nan, limit)
-    return limit.amin(-1).to(drift.dtype)
+    return torch.where(found.real.isnan(), torch.nan, limit)
