@@ -19,7 +19,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check types and axes at run time, in every call, before anything imports the package.
 
     torch.compile cannot trace these checks: `pytest -m compile` runs without them.
+
+    Every process has one thread, those that tests start too: the tests' matrices are small, and
+    `pytest -n 2` has a process for each core.
     """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if config.option.markexpr != "compile":
         install_import_hook("ictd", "runtime_types.check")
 
@@ -34,7 +38,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def site() -> Path:
-    """The folder of the built site, which is built if anything has changed since the last time."""
+    """The folder of the built site, which is built if anything has changed since the last time.
+
+    Of several processes one builds and the others wait at the build's lock.
+    """
     command = [sys.executable, "tools/build_book.py", "--if-stale"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:

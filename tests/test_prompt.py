@@ -129,7 +129,9 @@ def test_per_step_flags_are_read_at_their_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "convert", [np.asarray, torch.as_tensor, lambda x: np.asarray(x).tolist()], ids=str
+    "convert",
+    [np.asarray, torch.as_tensor, lambda x: np.asarray(x).tolist()],
+    ids=["arrays", "tensors", "lists"],
 )
 def test_from_episodes_takes_arrays_tensors_and_lists(convert: Callable[[Any], Any]) -> None:
     observations, rewards, terminated, truncated = random_episodes(8)
