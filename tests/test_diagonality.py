@@ -82,6 +82,19 @@ def test_rates_by_hand() -> None:
     assert_same(ictd.asymptotic_rate(0.8, 0.0), tensor(0.5))  # √q
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("discount", [0.0, 0.9, 1.0])
+def test_hardly_any_diagonality_promises_nothing(discount: float, dtype: torch.dtype) -> None:
+    smallest = torch.finfo(dtype).smallest_normal
+    m = smallest ** torch.linspace(1, 0.02, 200, dtype=torch.float64).to(dtype)
+    for step_size in (1e-3, 1.0, 1.9):
+        assert (ictd.sharp_rate(m, discount, step_size) >= 1).all()
+    assert (ictd.asymptotic_rate(m, discount) >= 1).all()
+    assert ictd.sharp_rate(1e-300, discount).item() == math.inf
+    assert math.isfinite(ictd.sharp_rate(1e-150, discount).item())
+    assert ictd.certified_layers(1e-300, discount, 1.0, 0.1).item() == math.inf
+
+
 # --- Against the slow versions --------------------------------------------------------------------
 
 

@@ -409,6 +409,9 @@ def test_refusals() -> None:
         ictd.context_bound(counts + 1, 1.0, 1.0, 0.9, 10, transition=transition / 0.9)
     with refuses(ValueError, r"transition: expected shape \[\*B, m, m\]"):
         ictd.context_bound(counts, 1.0, 0.9, 0.9, 10, transition=transition[0])
+    for none in (counts[0, 0], counts[:, :0]):
+        with refuses(ValueError, r"counts: expected shape \[\*B, m\], m >= 1, got \("):
+            ictd.context_bound(none, 1.0, 0.9, 0.9, 10)
     with refuses(ValueError, "values: expected shape"):
         ictd.target_spread(tensor(1.0), 0.5)
     with refuses(ValueError, "reward_bound: expected a finite number >= 0"):

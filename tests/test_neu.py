@@ -416,6 +416,27 @@ def test_a_trajectory_is_its_prompt(num_heads: int, parametrization: str, steps:
         assert_same(function(model, mrp, features, walk), there)
 
 
+@every_kind
+@pytest.mark.parametrize("index", [np.s_[:0], np.s_[:, :0]], ids=["0, 3", "2, 0"])
+def test_no_tasks_give_no_rows(num_heads: int, parametrization: str, index: Any) -> None:
+    mrp, features = random_tasks(2, 2, 3)
+    walk = mrp.sample(5, generator=torch.Generator().manual_seed(0))
+    model = random_model(num_heads, parametrization)
+    mrp, features, walk = mrp[index], features[index], walk[index]
+    prompt = walk.prompt(features)
+    batch, size = features.shape[:2], len(flat_weights(model))
+    assert ictd.population_values(model, mrp, features).shape == (*batch, 4)
+    for context in (None, prompt, walk):
+        assert ictd.value_jacobian(model, mrp, features, context).shape == (*batch, 4, size)
+        updates = ictd.expected_update(model, mrp, features, context)
+        assert updates.shape == (*batch, size)
+        updates.sum().backward()
+        with refuses(ValueError, r"updates: .* with at least 1 tasks, got \(0, "):
+            ictd.norm_of_expected_update(model, mrp, features, context)
+    assert ictd.sampled_update(model, prompt, prompt).shape == (*batch, size)
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
 def test_one_table_of_features_serves_all_tasks() -> None:
     mrp, _ = random_tasks(2, 3)
     table = torch.eye(4, dtype=torch.float64)

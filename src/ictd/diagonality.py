@@ -64,7 +64,7 @@ def asymptotic_rate(
     _check(m, g)
     check_range("step_size", a, 0.0, 1.0, closed="(]")
     q = (1 - m) / m
-    rate: Tensor = (g**2 + q + g**2 * q**2 / (1 + q)).sqrt()
+    rate: Tensor = (g**2 + q * (1 + g**2 * (1 - m))).sqrt()  # 1 - m is q / (1 + q)
     return 1 - a * (1 - rate)
 
 
@@ -93,7 +93,8 @@ def sharp_rate(
         step_size: :math:`\alpha > 0`, a number or ``[*B]``. Dimensionless.
 
     Returns:
-        ``[*B]``; 1 or more where convergence is not promised.
+        ``[*B]``; 1 or more where convergence is not promised, and infinite where squares of
+        :math:`q` overflow.
 
     Raises:
         ValueError: If an argument lies outside its range or the shapes differ.
@@ -111,7 +112,8 @@ def sharp_rate(
     _check(m, g)
     check_range("step_size", a, 0.0, closed="()")
     q = (1 - m) / m
-    return squared_rate(boundary_point(g, q, a * m), g, q, a * m).clamp(min=0).sqrt()
+    square = squared_rate(boundary_point(g, q, a * m), g, q, a * m)
+    return torch.where(square.isnan(), torch.inf, square.clamp(min=0).sqrt())
 
 
 def power_bound(

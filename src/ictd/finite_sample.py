@@ -59,9 +59,7 @@ def target_spread(
         >>> ictd.target_spread(torch.tensor([1.0, 3.0, 2.0]), 0.5, reward_bound=4.0)
         tensor(9.)
     """
-    check_floating("values", values)
-    if values.ndim < 1 or values.shape[-1] == 0:
-        raise ValueError(f"values: expected shape [*B, m], m >= 1, got {tuple(values.shape)}")
+    _check_states("values", values)
     batch = values.shape[:-1]
     check_discount("discount", discount, batch, "[*B]")
     noise = 0.0 if reward_bound is None else reward_bound
@@ -121,7 +119,7 @@ def context_bound(
         >>> ictd.context_bound(counts, 1.0, 0.9, 0.9, 100)
         tensor(2.8799)
     """
-    check_floating("counts", counts)
+    _check_states("counts", counts)
     check_nonnegative("counts", counts, counts.shape)
     batch = counts.shape[:-1]
     check_nonnegative("spread", spread, batch, "[*B]")
@@ -147,6 +145,13 @@ def context_bound(
     above = rows > per_item(discount, counts, 1) + tolerance
     check_none("transition", above, "rows that sum to at most the discount", rows)
     return torch.where(visited, (resolvent(used) @ width.unsqueeze(-1)).squeeze(-1), torch.nan)
+
+
+def _check_states(name: str, value: Tensor) -> None:
+    """Raise unless `value` is a floating tensor with an axis of states."""
+    check_floating(name, value)
+    if value.ndim < 1 or value.shape[-1] == 0:
+        raise ValueError(f"{name}: expected shape [*B, m], m >= 1, got {tuple(value.shape)}")
 
 
 def check_confidence(confidence: float) -> None:

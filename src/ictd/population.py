@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call, jacrev, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 from ictd._checks import check_like, check_none, check_shape
 from ictd._population import Record, Task, answers, check_first_order, is_structured
@@ -195,6 +196,11 @@ def batched(
 
     Attention is computed by matrix products: the fused kernels have no second derivatives.
     """
+    if 0 in batch:  # vmap refuses an axis without items, so one of ones gives the shape
+        lone = torch.Size([1] * len(batch))
+        ones = pytree.tree_map(lambda x: x.new_ones(lone + x.shape[len(batch) :]), mapped)
+        item = batched(function, model, ones, lone)
+        return item.expand(batch + item.shape[len(batch) :])
     for _ in batch:
         function = vmap(function, in_dims=(None, *[0] * len(mapped)))
     with sdpa_kernel(SDPBackend.MATH):
