@@ -36,9 +36,12 @@ FAMILIES = ("boyan", "loop", "garnet", "random-walk")
 KINDS: dict[str, dict[str, Any]] = {
     "softmax, structured": {},
     "softmax, structured, untied": {"looped": False},
+    "softmax, structured, two heads": {"num_heads": 2},
     "softmax, full": {"parametrization": "full"},
+    "softmax, full, one head": {"parametrization": "full", "num_heads": 1},
     "softmax, full, untied": {"parametrization": "full", "looped": False},
     "linear, structured": {"attention": "linear"},
+    "linear, structured, untied": {"attention": "linear", "looped": False},
     "linear, full, untied": {"attention": "linear", "parametrization": "full", "looped": False},
 }
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -93,7 +96,15 @@ def test_every_public_name_is_documented(name: str) -> None:
         ),
         ({"rollout_length": 0}, "rollout_length: expected an integer >= 1 or None, got 0"),
         ({"momentum": 0.9}, "momentum: expected 0 with adam, got 0.9"),
+        ({"num_heads": 0}, r"num_heads: expected None or one of \[1, 2\] with softmax .*, got 0"),
+        ({"num_heads": 3}, r"num_heads: expected None or one of \[1, 2\] with softmax .*, got 3"),
+        (
+            {"num_heads": 2, "attention": "linear"},
+            r"num_heads: expected None or one of \[1\] with linear attention, got 2",
+        ),
         ({"device": "abacus"}, "device: expected a torch device, got 'abacus'"),
+        ({"device": "mps"}, "device: expected a CPU or a CUDA device, got 'mps'"),
+        ({"device": "meta"}, "device: expected a CPU or a CUDA device, got 'meta'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
@@ -109,6 +120,7 @@ def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], message: 
         ({"looped": 1}, "looped: expected bool, got int"),
         ({"learning_rate": "3e-3"}, "learning_rate: expected float, got str"),
         ({"rollout_length": 2.0}, "rollout_length: expected int, got float"),
+        ({"num_heads": 1.0}, "num_heads: expected int, got float"),
     ],
 )
 def test_settings_of_another_type_are_refused(options: dict[str, Any], message: str) -> None:
@@ -121,6 +133,31 @@ def test_settings_survive_json() -> None:
     assert PretrainConfig.from_dict(config.to_dict()) == config
     with pytest.raises(ValueError, match=r"config: expected the fields .*, got \['momentun'\]"):
         PretrainConfig.from_dict(config.to_dict() | {"momentun": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("attention", "parametrization", "given", "heads"),
+    [
+        ("softmax", "structured", None, 1),
+        ("softmax", "structured", 2, 2),
+        ("softmax", "full", None, 2),
+        ("softmax", "full", 1, 1),
+        ("softmax", "full", 2, 2),
+        ("linear", "structured", None, 1),
+        ("linear", "full", None, 1),
+        ("linear", "full", 1, 1),
+    ],
+)
+def test_how_many_heads_a_layer_has(
+    attention: Any, parametrization: Any, given: int | None, heads: int
+) -> None:
+    config = tiny(attention=attention, parametrization=parametrization, num_heads=given)
+    assert config.heads == heads
+    layer: Any = make_model(config, 0).layers[0]
+    if attention == "softmax":
+        expected = ictd.DualHeadLayer if heads == 2 else ictd.SingleHeadLayer
+        assert type(layer) is expected
+        assert hasattr(layer, "value_target") == (parametrization == "full" and heads == 2)
 
 
 def test_rollouts_end_where_little_is_left() -> None:
@@ -288,21 +325,22 @@ def test_monte_carlo_targets_are_returns() -> None:
 
 def constructed(config: PretrainConfig, scale: float, step: float) -> Any:
     matrix = scale * torch.eye(config.feature_dim, dtype=torch.float64)
-    heads = 2 if config.parametrization == "full" else 1
     return ictd.InContextTD.from_construction(
         matrix,
         config.num_layers,
         step,
         looped=config.looped,
         parametrization=config.parametrization,
-        num_heads=heads,
+        num_heads=config.heads,
     )
 
 
-@pytest.mark.parametrize("parametrization", ["structured", "full"])
+@pytest.mark.parametrize(
+    ("parametrization", "heads"), [("structured", 1), ("full", 1), ("full", 2)]
+)
 @pytest.mark.parametrize("looped", [True, False])
-def test_metrics_of_the_construction(parametrization: Any, looped: bool) -> None:
-    config = tiny(parametrization=parametrization, looped=looped)
+def test_metrics_of_the_construction(parametrization: Any, heads: int, looped: bool) -> None:
+    config = tiny(parametrization=parametrization, num_heads=heads, looped=looped)
     models = [constructed(config, 5.0, 0.9), constructed(config, 2.0, 0.5)]
     tasks = draw_tasks(config, [0, 1], 0)
     found = measure(config, models[0], stack_parameters(models), tasks)
@@ -402,6 +440,55 @@ def test_everything_stays_on_the_device_of_the_config(kind: dict[str, Any], fami
         values = state_values(template, parameters, tasks)
         loss = query_loss(values, tasks.queries)
     assert (loss.device.type, loss.dtype, loss.shape) == ("cuda", torch.float64, (2, 4))
+
+
+FLAGS = (
+    "torch.backends.cuda.matmul.allow_tf32",
+    "torch.backends.cudnn.allow_tf32",
+    "torch.backends.cudnn.benchmark",
+    "torch.get_float32_matmul_precision()",
+    "torch.are_deterministic_algorithms_enabled()",
+    "torch.get_default_dtype()",
+)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.cuda,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+            ],
+        ),
+    ],
+)
+@every_kind
+def test_float32_there_is_float64_here(kind: dict[str, Any], device: str) -> None:
+    """C14: values, loss and gradients to 1e-5, on the same trajectories; no flag is touched."""
+    before = [eval(flag) for flag in FLAGS]
+    found = []
+    for dtype, place in (("float64", "cpu"), ("float32", device)):
+        config = tiny(dtype=dtype, num_tasks=32, initial_scale=0.3, **kind)
+        tasks = draw_tasks(config, [0, 1], 0, device=torch.device(place))
+        models = [make_model(tiny(initial_scale=0.3, **kind), seed) for seed in (0, 1)]
+        parameters = {
+            name: value.detach().to(place, config.torch_dtype).requires_grad_()
+            for name, value in stack_parameters(models).items()
+        }
+        values = state_values(models[0].to(place, config.torch_dtype), parameters, tasks)
+        loss = query_loss(values, tasks.queries)
+        loss.mean().backward()
+        gradient = torch.cat([torch.as_tensor(p.grad).flatten() for p in parameters.values()])
+        numbers = [part.detach().cpu().double() for part in (values, loss, gradient)]
+        found.append((numbers, tasks.context.states.cpu(), tasks.queries.states.cpu()))
+    assert torch.equal(found[0][1], found[1][1])
+    assert torch.equal(found[0][2], found[1][2])
+    for exact, single in zip(found[0][0], found[1][0], strict=True):
+        assert float((single - exact).norm() / exact.norm()) < 1e-5
+    assert [eval(flag) for flag in FLAGS] == before
 
 
 @pytest.mark.cuda

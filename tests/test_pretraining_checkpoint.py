@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +173,28 @@ def test_weights_from_a_gpu_load_without_one(file: Path) -> None:
     loaded = load_pretrained(rewritten(file, move))
     assert loaded.config.device == "cuda"
     assert {p.device.type for p in loaded.model.parameters()} == {"cpu"}
+
+
+FRESH = """
+import pickle, sys, torch
+def refuse(*_, **__):
+    raise AssertionError("a pickle was read")
+pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse
+from ictd.pretraining import load_pretrained
+loaded = load_pretrained(sys.argv[1])
+print(loaded.config.device, {p.device.type for p in loaded.model.parameters()})
+"""
+
+
+def test_a_fresh_process_without_a_gpu_loads_them_without_pickle(file: Path) -> None:
+    # C18
+    def move(about: dict[str, Any]) -> None:
+        about["config"]["device"] = "cuda:1"
+
+    command = [sys.executable, "-c", FRESH, str(rewritten(file, move))]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "cuda:1 {'cpu'}\n"), done.stderr
 
 
 def test_saving_twice_replaces_the_file_and_clears_what_a_crash_left(file: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import ictd_command
 from ictd import cli
 from ictd.pretraining import (
     Changes,
@@ -43,7 +44,7 @@ def test_flags_are_the_fields_of_the_config(
     assert "saved:" in out
     # C19: on a pipe, few lines instead of a bar
     lines = err.splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 5
     assert lines[-1].startswith("20/20")
     assert "steps/s loss" in lines[-1]
     assert load_pretrained(folder).config == tiny(num_steps=20, log_every=2, looped=False)
@@ -71,6 +72,49 @@ def test_an_interrupted_run_is_reported_and_saved(
     assert code == 130
     assert "step 3 of 20" in out
     assert load_pretrained(tmp_path).step == 3
+
+
+def test_a_signal_before_the_first_step_leaves_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("ictd.pretraining.train.make_model", interrupted)
+    assert run(capsys, "pretrain", *FLAGS) == (130, "", "ictd: interrupted\n")
+
+
+SLOW_TORCH = """
+import os, signal, time
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_signal_while_torch_is_loaded_leaves_without_a_traceback(
+    ignored: bool, tmp_path: Path
+) -> None:
+    sleep = SLOW_TORCH.replace("60", "0.1") + "raise SystemExit(7)" if ignored else SLOW_TORCH
+    (tmp_path / "torch.py").write_text(sleep)
+    before = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" if ignored else ""
+    program = f"{before}\nimport sys, ictd_command; sys.exit(ictd_command.main())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "pretrain"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        timeout=30,
+    )
+    expected = (7, "") if ignored else (130, "ictd: interrupted\n")
+    assert (done.returncode, done.stderr) == expected
+
+
+def test_the_command_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(cli, "main", lambda: 5)
+    assert ictd_command.main() == 5
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_evaluation_as_a_table_and_as_json(
@@ -116,6 +160,16 @@ def test_what_changes_in_an_evaluation() -> None:
         (["evaluate", "nowhere"], "nowhere: expected a checkpoint or one of"),
         (["pretrain", "--discount", "1"], "discount: expected a number in [0, 1), got 1"),
         (["pretrain", "--resume", "nowhere"], "nowhere: expected a checkpoint, got no file"),
+        (["pretrain", "--device", "mps"], "device: expected a CPU or a CUDA device, got 'mps'"),
+        (["pretrain", "--device", "cuda:99"], "device: expected one that torch finds here, got"),
+        (
+            ["evaluate", "boyan-structured", "--device", "meta"],
+            "device: expected a CPU or a CUDA device, got 'meta'",
+        ),
+        (
+            ["evaluate", "boyan-structured", "--device", "abacus"],
+            "device: expected a torch device, got 'abacus'",
+        ),
     ],
 )
 def test_faults_are_told_in_a_line(

@@ -70,6 +70,15 @@ def test_fifty_and_fifty_steps_are_a_hundred(options: dict[str, Any], tmp_path: 
     assert [record["step"] for record in whole.history] == [0, middle, 2 * middle]
 
 
+def test_a_run_may_end_where_it_was_stopped(tmp_path: Path) -> None:
+    cut = pretrain(tiny(num_steps=20, log_every=10), out=tmp_path, callback=stop_at(10))
+    shorter = tiny(num_steps=10, log_every=10)
+    assert_equal(pretrain(shorter, resume=tmp_path), cut)
+    loaded = load_pretrained(tmp_path)
+    assert (loaded.config, loaded.step) == (shorter, 10)
+    assert_equal(loaded, cut)
+
+
 def test_a_run_may_become_longer(tmp_path: Path) -> None:
     pretrain(tiny(num_steps=10, log_every=20), out=tmp_path)
     longer = pretrain(tiny(num_steps=20, log_every=20), resume=tmp_path / NAME)

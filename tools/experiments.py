@@ -4,10 +4,13 @@ Each experiment pretrains Transformers, many seeds at once, and evaluates them o
 of the training. Runs are kept in `_experiments/` and go on where they stopped, after Ctrl+C or a
 crash; finished ones are not run again. One small JSON file per experiment goes to
 `src/ictd/data/emergence/`, with config, seed, versions and the command that made it, and the
-weights to `src/ictd/pretraining/weights/`. Nothing of it is edited by hand.
+weights to `src/ictd/pretraining/weights/`. What needs no training, `yardsticks`, is computed from
+the weights there. Nothing of it is edited by hand.
 
     python tools/experiments.py                      # all of them: hours
     python tools/experiments.py boyan-structured     # one
+    python tools/experiments.py yardsticks           # what one would use instead
+    python tools/experiments.py --evaluate NAME      # evaluate again, without training
     python tools/experiments.py --list
 """
 
@@ -26,34 +29,49 @@ from ictd.pretraining import (
     PretrainConfig,
     PretrainResult,
     evaluate,
+    layer_values,
     load_pretrained,
+    multiply_adds,
+    optimum,
     pretrain,
     save_pretrained,
+    yardsticks,
 )
-from ictd.pretraining.checkpoint import NAME, versions
+from ictd.pretraining.checkpoint import NAME, as_json, versions
 
 ROOT = Path(__file__).parents[1]
 COMMON: dict[str, Any] = {"num_steps": 10_000, "log_every": 200, "checkpoint_every": 500}
+BRIEF: dict[str, Any] = {"num_seeds": 5, "num_steps": 3_000}
+ONE_HOT: dict[str, Any] = {"features": "one-hot", "feature_dim": 10}
+FULL: dict[str, Any] = {"parametrization": "full", "initial_scale": 0.02}
+# A layer of linear attention takes 1/14 of the multiplications of a softmax layer.
+EQUAL_COMPUTE: dict[str, Any] = {"attention": "linear", "num_layers": 140}
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "boyan-structured": {"num_seeds": 20},
-    "boyan-full": {"num_seeds": 10, "parametrization": "full", "initial_scale": 0.02},
-    "boyan-full-large-start": {"num_seeds": 10, "parametrization": "full"},
-    "linear-structured": {"num_seeds": 10, "attention": "linear"},
-    "linear-full": {"num_seeds": 10, "attention": "linear", "parametrization": "full"},
-    "untied": {"num_seeds": 5, "looped": False},
-    "monte-carlo": {"num_seeds": 5, "target": "monte-carlo"},
-    "one-hot": {"num_seeds": 5, "features": "one-hot", "feature_dim": 10},
-    "uniform": {"num_seeds": 5, "features": "uniform"},
-    "short-contexts": {"num_seeds": 5, "context_length": 10},
-    "long-contexts": {"num_seeds": 5, "context_length": 160},
-    "shallow": {"num_seeds": 5, "num_layers": 3},
-    "deep": {"num_seeds": 5, "num_layers": 30},
-    "discount-half": {"num_seeds": 5, "discount": 0.5},
-    "discount-high": {"num_seeds": 5, "discount": 0.97},
-    "loop": {"num_seeds": 5, "family": "loop"},
-    "garnet": {"num_seeds": 5, "family": "garnet"},
+    "boyan-full": {"num_seeds": 10, "num_steps": 7_000, **FULL},
+    "boyan-full-one-head": {"num_seeds": 10, "num_steps": 5_000, "num_heads": 1, **FULL},
+    "linear-structured": {**BRIEF, "num_seeds": 10, "attention": "linear"},
+    "linear-equal-compute": BRIEF | EQUAL_COMPUTE,
+    "one-hot": BRIEF | ONE_HOT,
+    "linear-one-hot": {**BRIEF, **ONE_HOT, "attention": "linear"},
+    "linear-one-hot-equal-compute": BRIEF | ONE_HOT | EQUAL_COMPUTE,
+    "linear-full": {**BRIEF, "attention": "linear", "parametrization": "full"},
+    "untied": {**BRIEF, "looped": False},
+    "monte-carlo": {**BRIEF, "target": "monte-carlo"},
+    "shallow": {**BRIEF, "num_layers": 3},
+    "deep": {**BRIEF, "num_layers": 30},
+    "short-contexts": {**BRIEF, "context_length": 10},
+    "long-contexts": {**BRIEF, "context_length": 160},
+    "discount-half": {**BRIEF, "discount": 0.5},
+    "discount-high": {**BRIEF, "discount": 0.97},
+    "loop": {**BRIEF, "family": "loop"},
+    "garnet": {**BRIEF, "family": "garnet"},
+    "uniform": {**BRIEF, "features": "uniform"},
+    "boyan-full-large-start": {**BRIEF, "parametrization": "full", "num_heads": 1},
 }
+ANALYSES = ("yardsticks",)  # of what is there already
 LAST_ONLY = {"conditions"}  # what a history would be long with
+WATCHED = ("msve", "kernel_diagonality")
 
 
 def main() -> int:
@@ -68,29 +86,43 @@ def main() -> int:
     parser.add_argument(
         "--weights", type=Path, default=ROOT / "src" / "ictd" / "pretraining" / "weights"
     )
+    parser.add_argument(
+        "--evaluate", action="store_true", help="evaluate the weights again; the history stays"
+    )
     given = parser.parse_args()
-    unknown = [name for name in given.names if name not in EXPERIMENTS]
+    known = (*EXPERIMENTS, *ANALYSES)
+    unknown = [name for name in given.names if name not in known]
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(EXPERIMENTS)}")
-    for name in given.names or EXPERIMENTS:
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+    for name in given.names or known:
+        if name in ANALYSES:
+            if not given.list:
+                write(given.data / f"{name}.json", analysis(given.weights))
+            continue
         config = PretrainConfig(**(COMMON | EXPERIMENTS[name]))
         if given.steps is not None:
             config = dataclasses.replace(config, num_steps=given.steps)
         folder: Path = given.runs / name
         if given.list:
             done = load_pretrained(folder).step if (folder / NAME).exists() else 0
-            print(f"{name:18} {done:6} of {config.num_steps} steps, {EXPERIMENTS[name]}")
-            continue
-        result = run(name, config, folder)
-        if result.step < config.num_steps:
-            print(f"{name}: stopped at step {result.step}; the same command goes on")
-            return 130
-        given.data.mkdir(parents=True, exist_ok=True)
-        given.weights.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(report(name, result), allow_nan=False, separators=(",", ":"))
-        (given.data / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-        save_pretrained(folder, given.weights / f"{name}.safetensors")
+            print(f"{name:28} {done:6} of {config.num_steps} steps, {EXPERIMENTS[name]}")
+        elif given.evaluate:
+            write(given.data / f"{name}.json", evaluated_again(name, given.weights, given.data))
+        else:
+            result = run(name, config, folder)
+            if result.step < config.num_steps:
+                print(f"{name}: stopped at step {result.step}; the same command goes on")
+                return 130
+            write(given.data / f"{name}.json", report(name, result))
+            given.weights.mkdir(parents=True, exist_ok=True)
+            save_pretrained(folder, given.weights / f"{name}.safetensors")
     return 0
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(found, allow_nan=False, separators=(",", ":"))
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def run(name: str, config: PretrainConfig, folder: Path) -> PretrainResult:
@@ -108,16 +140,74 @@ def report(name: str, result: PretrainResult) -> dict[str, Any]:
     history = [
         {k: v for k, v in record.items() if k not in LAST_ONLY} for record in result.history[:-1]
     ]
+    result = dataclasses.replace(result, history=rounded([*history, result.history[-1]]))
     return {
         "name": name,
         "config": result.config.to_dict(),
-        "versions": versions(),
-        "command": f"python tools/experiments.py {' '.join(sys.argv[1:])}".strip(),
-        "history": rounded([*history, result.history[-1]]),
+        **made(),
+        "history": result.history,
+        **evaluations(result),
+    }
+
+
+def made() -> dict[str, Any]:
+    """With what, and by which command."""
+    command = f"python tools/experiments.py {' '.join(sys.argv[1:])}".strip()
+    return {"versions": versions(), "command": command}
+
+
+def evaluated_again(name: str, weights: Path, data: Path) -> dict[str, Any]:
+    """The history of the file that is there, and what the weights do now."""
+    found: dict[str, Any] = json.loads((data / f"{name}.json").read_text(encoding="utf-8"))
+    result = load_pretrained(weights / f"{name}.safetensors")
+    result = dataclasses.replace(result, history=found["history"])
+    return found | evaluations(result) | {"evaluated": made()}
+
+
+def evaluations(result: PretrainResult) -> dict[str, Any]:
+    """Metrics on tasks of many kinds, values layer by layer, and whether the curves have settled.
+
+    `settled` has, for each watched metric, its mean over the seeds at the end relative to that at
+    4/5 of the run, minus 1.
+    """
+    last = result.history[-1]
+    before = max(result.history, key=lambda r: (r["step"] <= 0.8 * last["step"], r["step"]))
+    settled = {key: mean(last[key]) / mean(before[key]) - 1 for key in WATCHED if key in last}
+    return {
+        "settled": as_json(rounded(settled)),
         "evaluations": [
             {"changes": changes, "metrics": rounded(evaluate(result, Changes(**changes)))}
             for changes in sweeps(result.config)
         ],
+        "layers": rounded(layer_values(result).summary()),
+    }
+
+
+def mean(values: list[float | None]) -> float:
+    """Of the seeds that did not diverge."""
+    finite = [value for value in values if value is not None]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def analysis(weights: Path) -> dict[str, Any]:
+    """What needs no training: what one would use instead, what a layer costs, the best weights."""
+    configs = {n: PretrainConfig(**(COMMON | own)) for n, own in EXPERIMENTS.items()}
+    first = next(iter(configs))
+    return made() | {
+        "yardsticks": {
+            name: [
+                {
+                    "changes": changes,
+                    "methods": as_json(rounded(yardsticks(config, Changes(**changes)))),
+                }
+                for changes in (sweeps(config) if name == first else [{}])
+            ]
+            for name, config in configs.items()
+        },
+        "multiply_adds": {
+            name: multiply_adds(config, config.num_states) for name, config in configs.items()
+        },
+        "optimum": rounded(optimum(load_pretrained(weights / f"{first}.safetensors"))),
     }
 
 

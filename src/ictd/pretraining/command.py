@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as jsonlib
+import math
 import sys
 import time
 from pathlib import Path
@@ -111,7 +112,7 @@ def evaluate_command(
 
 
 class _Bar:
-    """A progress bar with rate and time left; on a pipe, one line per tenth of the run at most."""
+    """A progress bar with rate and time left; on a pipe, a line per fifth of the run at most."""
 
     def __init__(self, config: PretrainConfig, console: Console) -> None:
         self.config, self.console = config, console
@@ -128,6 +129,7 @@ class _Bar:
         self.task = self.columns.add_task("", total=config.num_steps, rate="", told="")
         self.start: tuple[int, float] | None = None
         self.told = ""
+        self.fifth = self.due = math.ceil(config.num_steps / 5)
 
     def __enter__(self) -> _Bar:
         self.columns.start()
@@ -144,11 +146,10 @@ class _Bar:
         if record is not None:
             self.told = _in_short(record)
         self.columns.update(self.task, completed=step, rate=rate, told=self.told)
-        tenth = max(self.config.num_steps // 10, 1)
-        if record is not None and not self.console.is_terminal and step % tenth == 0:
-            self.console.print(
-                f"{step}/{self.config.num_steps} {rate} {self.told}", highlight=False
-            )
+        if record is None or self.console.is_terminal or step < self.due:
+            return
+        self.due = step - step % self.fifth + self.fifth
+        self.console.print(f"{step}/{self.config.num_steps} {rate} {self.told}", highlight=False)
 
 
 def _in_short(record: dict[str, Any]) -> str:

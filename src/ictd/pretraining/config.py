@@ -57,7 +57,9 @@ class PretrainConfig:
         branching_factor: Successors of a state, for "garnet".
         features: "unit-sphere", "one-hot" or "uniform" (every entry uniform on [-1, 1), as it is).
         attention: "softmax" (ictd.InContextTD) or "linear" (ictd.LinearInContextTD).
-        parametrization: "structured" or "full"; full softmax layers have both value matrices.
+        parametrization: "structured" or "full", where every entry of the matrices is trained.
+        num_heads: 1 (with the temporal shift) or 2 (two value matrices, nothing shared but the
+            attention); None: 2 for full softmax layers, else 1.
         looped: Whether all layers share their weights.
         initial_scale: Standard deviation of the initial weights.
         target: "semi-gradient", R + γ v(S') held fixed, or "monte-carlo", the discounted sum of the
@@ -72,7 +74,7 @@ class PretrainConfig:
             num_steps.
         warmup_steps: Over which it rises first, linearly.
         dtype: "float32" or "float64".
-        device: A torch device: "cpu", "cuda".
+        device: "cpu", "cuda" or "cuda:1", of torch.
         log_every: Steps between two records of the metrics.
         num_evaluation_tasks: Processes that metrics are measured on, the same in the whole run.
         checkpoint_every: Steps between two checkpoints.
@@ -103,6 +105,7 @@ class PretrainConfig:
     features: Features = "unit-sphere"
     attention: Literal["softmax", "linear"] = "softmax"
     parametrization: Literal["structured", "full"] = "structured"
+    num_heads: int | None = None
     looped: bool = True
     initial_scale: float = 0.1
     target: Literal["semi-gradient", "monte-carlo"] = "semi-gradient"
@@ -169,6 +172,13 @@ class PretrainConfig:
                 f"branching_factor: expected an integer in 1..{self.num_states}, "
                 f"got {self.branching_factor}"
             )
+        if self.num_heads is not None:
+            allowed = [1] if self.attention == "linear" else [1, 2]
+            if self.num_heads not in allowed:
+                raise ValueError(
+                    f"num_heads: expected None or one of {allowed} with {self.attention} "
+                    f"attention, got {self.num_heads}"
+                )
         if self.rollout_length is not None and self.rollout_length < 1:
             raise ValueError(
                 f"rollout_length: expected an integer >= 1 or None, got {self.rollout_length}"
@@ -176,9 +186,11 @@ class PretrainConfig:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum: expected 0 with {self.optimizer}, got {self.momentum}")
         try:
-            torch.device(self.device)
+            kind = torch.device(self.device).type
         except RuntimeError:
             raise ValueError(f"device: expected a torch device, got {self.device!r}") from None
+        if kind not in ("cpu", "cuda"):  # the tasks are made in float64
+            raise ValueError(f"device: expected a CPU or a CUDA device, got {self.device!r}")
 
     @property
     def horizon(self) -> int:
@@ -186,6 +198,13 @@ class PretrainConfig:
         if self.rollout_length is not None:
             return self.rollout_length
         return 1 if self.discount == 0 else max(1, math.ceil(math.log(1e-3, self.discount)))
+
+    @property
+    def heads(self) -> int:
+        """How many heads a layer has."""
+        if self.num_heads is not None:
+            return self.num_heads
+        return 2 if (self.attention, self.parametrization) == ("softmax", "full") else 1
 
     @property
     def torch_dtype(self) -> torch.dtype:

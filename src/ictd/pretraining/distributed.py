@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Processes", "joined"]
+from ictd.pretraining.config import PretrainConfig
+
+__all__ = ["Processes", "find_device", "joined"]
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,20 @@ class Processes:
             dist.barrier()
 
 
+def find_device(device: torch.device | str) -> torch.device:
+    """The device, if torch finds it here and tasks can be made on it."""
+    config = PretrainConfig(device=str(device))  # which kinds there are
+    place = torch.device(config.device)
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device: expected one that torch finds here, got {config.device!r}")
+    return place
+
+
 @contextmanager
 def joined(device: str) -> Iterator[Processes]:
     """Join the processes that ``torchrun`` started, if it did: gloo on CPUs, nccl on GPUs."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    place = torch.device(device)
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: expected one that torch finds here, got {device!r}")
+    place = find_device(device)
     if size == 1:
         yield Processes(0, 1, place)
         return

@@ -6,12 +6,14 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch import nn
 
 from ictd.pretraining.checkpoint import as_json
 from ictd.pretraining.config import Family, PretrainConfig
+from ictd.pretraining.distributed import find_device
 from ictd.pretraining.metrics import measure
-from ictd.pretraining.models import stack_parameters, unstack_parameters
-from ictd.pretraining.tasks import draw_tasks
+from ictd.pretraining.models import Model, stack_parameters, unstack_parameters
+from ictd.pretraining.tasks import Tasks, draw_tasks
 from ictd.pretraining.train import PretrainResult
 
 __all__ = ["Changes", "evaluate"]
@@ -55,7 +57,8 @@ def evaluate(
         a number is not finite.
 
     Raises:
-        ValueError: If a number is out of range, or untied models are to run at another depth.
+        ValueError: If a number is out of range, untied models are to run at another depth, or
+            torch does not find the device.
 
     Example:
         >>> from ictd.pretraining import PretrainConfig, evaluate, pretrain
@@ -63,6 +66,14 @@ def evaluate(
         >>> evaluate(result)["msve"] == evaluate(result)["msve"]
         True
     """
+    metrics: dict[str, Any] = as_json(measure(*prepared(result, changes, device)))
+    return metrics
+
+
+def prepared(
+    result: PretrainResult, changes: Changes | None, device: torch.device | str
+) -> tuple[PretrainConfig, Model, dict[str, nn.Parameter], Tasks]:
+    """The settings, a template of the models, their stacked weights, and the tasks."""
     changes = Changes() if changes is None else changes
     if changes.num_layers not in (None, result.config.num_layers) and not result.config.looped:
         raise ValueError(
@@ -72,17 +83,22 @@ def evaluate(
     config = changed(result.config, changes)
     parameters = stack_parameters(result.models)
     template = unstack_parameters(config, parameters)[0]
-    seeds = [changes.seed] * len(result.models)
-    tasks = draw_tasks(
+    tasks = evaluation_tasks(config, len(result.models), device)
+    return config, template, parameters, tasks
+
+
+def evaluation_tasks(
+    config: PretrainConfig, replicas: int = 1, device: torch.device | str = "cpu"
+) -> Tasks:
+    """The tasks of an evaluation, once for each replica; the config is that of :func:`changed`."""
+    return draw_tasks(
         config,
-        seeds,
+        [config.seed] * replicas,
         0,
         stream="evaluation",
-        num_tasks=changes.num_tasks,
-        device=torch.device(device),
+        num_tasks=config.num_evaluation_tasks,
+        device=find_device(device),
     )
-    found: dict[str, Any] = as_json(measure(config, template, parameters, tasks))
-    return found
 
 
 def changed(config: PretrainConfig, changes: Changes) -> PretrainConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,12 +15,11 @@ from ictd.pretraining.config import PretrainConfig
 from ictd.pretraining.models import (
     Model,
     attention_on,
-    is_lumped,
     layer_parameters,
-    reads,
     state_values,
     unstack_parameters,
 )
+from ictd.pretraining.reading import Reading, follow, read_layers
 from ictd.pretraining.tasks import Tasks
 from ictd.spectrum import spectral_radius
 from ictd.stability_report import CONDITIONS
@@ -29,19 +28,6 @@ from ictd.transformer import InContextTD
 __all__ = ["measure"]
 
 Metrics = dict[str, Any]
-
-
-class Reading(NamedTuple):
-    """Hold a layer's weights as the construction has them."""
-
-    matrix: Tensor  # A, [replica, d, d]
-    weights: Tensor  # w of the current memory, [replica, 3]
-
-    @property
-    def step_size(self) -> Tensor:
-        """The multiple of (1, 1, -1) that is nearest to w, ``[replica]``."""
-        signs = self.weights.new_tensor([1.0, 1.0, -1.0])
-        return self.weights @ signs / 3
 
 
 @torch.no_grad()
@@ -95,7 +81,7 @@ def _measure(
     }
     if not isinstance(template, InContextTD):
         return metrics
-    layers = _read(template, parameters)
+    layers = read_layers(template, parameters)
     steps = torch.stack([layer.step_size for layer in layers])
     metrics["step_size"] = steps[0] if template.looped else steps.mT
     metrics |= _attention(template, layers, tasks)
@@ -110,24 +96,12 @@ def _measure(
 def _value_weights(template: Model, parameters: Mapping[str, Tensor]) -> Tensor | None:
     layers = layer_parameters(template, parameters)
     if isinstance(template, InContextTD):
-        found = [reading.weights for reading in _read(template, parameters)]
+        found = [reading.weights for reading in read_layers(template, parameters)]
     elif "value_weights" in layers[0]:
         found = [layer["value_weights"] for layer in layers]
     else:
         return None
     return found[0] if template.looped else torch.stack(found, 1)
-
-
-def _read(template: InContextTD, parameters: Mapping[str, Tensor]) -> list[Reading]:
-    """Read A and w off each layer; of the full parametrisation, off the entries that have them."""
-    layers = layer_parameters(template, parameters)
-    if is_lumped(template):
-        return [Reading(layer["attention"], layer["value_weights"]) for layer in layers]
-    d = cast(Any, template.layers[0]).feature_dim
-    return [
-        Reading(layer["query_key"][:, :d, :d], layer["value_current"][:, -1, d:])
-        for layer in layers
-    ]
 
 
 def _cosine(template: Model, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -174,14 +148,7 @@ def _attention(template: InContextTD, layers: list[Reading], tasks: Tasks) -> Me
 
 def _td_distance(values: Tensor, layers: list[Reading], tasks: Tasks) -> Tensor:
     """Distance of the values from those of softmax TD with the layers' scores and fitted steps."""
-    expected = torch.zeros_like(values)
-    signs = values.new_tensor([1.0, 1.0, -1.0]).unsqueeze(-1)
-    for layer in layers:
-        attention = attention_on(tasks.record.counts, tasks, layer.matrix)
-        attention = attention.masked_fill(tasks.mrp.terminal.unsqueeze(-1), 0.0)
-        errors = (reads(tasks.record, expected) * signs).sum(-2)
-        update = (attention @ errors.unsqueeze(-1)).squeeze(-1)
-        expected = expected + layer.step_size[:, None, None] * update
+    expected = follow([layer.fitted() for layer in layers], tasks)[-1]
     distance: Tensor = (values - expected).flatten(1).norm(dim=-1)
     share: Tensor = distance / values.flatten(1).norm(dim=-1)
     return share

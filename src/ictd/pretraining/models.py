@@ -22,6 +22,7 @@ __all__ = ["Model", "make_model", "state_values"]
 
 Model = InContextTD | LinearInContextTD
 Parameters = Mapping[str, Tensor]  # with a first axis of replicas
+Layers = Sequence[Mapping[str, Tensor]]  # the weights of each layer, by the layer's own names
 
 
 def make_model(config: PretrainConfig, seed: int) -> Model:
@@ -38,8 +39,8 @@ def make_model(config: PretrainConfig, seed: int) -> Model:
     if config.attention == "linear":
         model = LinearInContextTD(config.feature_dim, config.num_layers, **options)
     else:
-        heads = 2 if config.parametrization == "full" else 1
-        model = InContextTD(config.feature_dim, config.num_layers, num_heads=heads, **options)
+        options["num_heads"] = config.heads
+        model = InContextTD(config.feature_dim, config.num_layers, **options)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(config.initial_scale / 0.1)  # what the layers draw
@@ -67,15 +68,18 @@ def unstack_parameters(config: PretrainConfig, parameters: Parameters) -> list[M
     return models
 
 
-def state_values(template: Model, parameters: Parameters, tasks: Tasks) -> Tensor:
+def state_values(
+    template: Model, parameters: Parameters, tasks: Tasks, return_history: bool = False
+) -> Tensor:
     """Ask every replica for the value of every state, ``[replica, task, m]``, after its context.
 
-    Structured softmax layers see nothing of a context but how often its states were left, their
-    mean rewards and where they led to, so these run on states. The others run on tokens. The
-    numbers are the same.
+    Structured layers see nothing of a context but how often its states were left, their mean
+    rewards and where they led to, so these run on states. The others run on tokens. The numbers
+    are the same. With the history the values after every layer come first, ``[L + 1, …]``.
     """
     if is_lumped(template):
-        return _on_states(template, parameters, tasks)
+        run = _linear_on_states if isinstance(template, LinearInContextTD) else _on_states
+        return run(layer_parameters(template, parameters), tasks, return_history)
     wide = {name: value.unsqueeze(1) for name, value in parameters.items()}
     context = tasks.context.prompt(tasks.features)
     module: nn.Module = template
@@ -87,7 +91,7 @@ def state_values(template: Model, parameters: Parameters, tasks: Tasks) -> Tenso
         wide = {f"model.{name}": value for name, value in wide.items()}
     else:
         given = (context.with_queries(tasks.features),)
-    values: Tensor = functional_call(module, wide, given)
+    values: Tensor = functional_call(module, wide, (*given, return_history))
     return values[..., -tasks.mrp.num_states :].masked_fill(tasks.mrp.terminal, 0.0)
 
 
@@ -98,14 +102,12 @@ class _OnMatrix(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, Z: Tensor, is_transition: Tensor) -> Tensor:
-        return self.model.on_matrix(Z, is_transition)
+    def forward(self, Z: Tensor, is_transition: Tensor, return_history: bool) -> Tensor:
+        return self.model.on_matrix(Z, is_transition, return_history)
 
 
 def is_lumped(template: Model) -> bool:
     """Whether the model can run on states instead of tokens."""
-    if not isinstance(template, InContextTD):
-        return False
     return cast(Layer, template.layers[0]).parametrization == "structured"
 
 
@@ -125,19 +127,43 @@ def attention_on(weights: Tensor, tasks: Tasks, matrix: Tensor) -> Tensor:
     return lumped_attention(weights, tasks.features, lambda q, k: q @ wide.mT @ k.mT)
 
 
-def _on_states(template: Model, parameters: Parameters, tasks: Tasks) -> Tensor:
+def _on_states(layers: Layers, tasks: Tasks, return_history: bool) -> Tensor:
     seen = tasks.record
-    values = torch.zeros_like(seen.reward)
+    history = [torch.zeros_like(seen.reward)]
     attention: dict[int, Tensor] = {}
-    for layer in layer_parameters(template, parameters):
+    for layer in layers:
         matrix = layer["attention"]
         if id(matrix) not in attention:  # looped layers share theirs
             found = attention_on(seen.counts, tasks, matrix)
             attention[id(matrix)] = found.masked_fill(tasks.mrp.terminal.unsqueeze(-1), 0.0)
-        read = reads(seen, values)
+        read = reads(seen, history[-1])
         weighed = (read * layer["value_weights"][:, None, :, None]).sum(-2)
-        values = values + (attention[id(matrix)] @ weighed.unsqueeze(-1)).squeeze(-1)
-    return values
+        history.append(history[-1] + (attention[id(matrix)] @ weighed.unsqueeze(-1)).squeeze(-1))
+    return torch.stack(history) if return_history else history[-1]
+
+
+def _linear_on_states(layers: Layers, tasks: Tasks, return_history: bool) -> Tensor:
+    """Linear attention moves d weights for each of φ(S') and φ(S); the values are −φᵀ(those of S).
+
+    What it reads of a context are three averages over its transitions.
+    """
+    seen, features = tasks.record, tasks.features
+    share = seen.counts / seen.counts.sum(-1, keepdim=True).clamp(min=1)
+    keys = (share.unsqueeze(-1) * features).mT
+    paid = keys @ seen.reward.unsqueeze(-1)
+    onward, here = keys @ seen.transition @ features, keys @ features
+    target = current = torch.zeros_like(paid)
+    history = [current]
+    for layer in layers:
+        errors = paid + onward @ target + here @ current
+        update = layer["attention"].unsqueeze(1) @ errors
+        weights = layer["value_weights"][:, None, :, None]
+        target = target + weights[..., :1, :] * update
+        current = current + weights[..., 1:, :] * update
+        history.append(current)
+    found = torch.stack(history) if return_history else current
+    values = 0.0 - (features @ found).squeeze(-1)  # where nothing is read, not −0
+    return values.masked_fill(tasks.mrp.terminal, 0.0)
 
 
 def reads(seen: EmpiricalModel, values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ictd.pretraining.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ictd.pretraining.distributed import find_device
 from ictd.pretraining.models import unstack_parameters
 from ictd.pretraining.train import PretrainResult
 
@@ -43,7 +44,8 @@ def load_pretrained(
 
     Raises:
         FileNotFoundError: If there is neither such a name nor such a file.
-        ValueError: A :class:`ictd.pretraining.CheckpointError`, if the file is damaged or foreign.
+        ValueError: If torch does not find the device; a
+            :class:`ictd.pretraining.CheckpointError`, if the file is damaged or foreign.
 
     Note:
         No pickle is read: a file cannot run code.
@@ -63,9 +65,9 @@ def load_pretrained(
                 f"{name_or_path}: expected a checkpoint or one of [{known}], got neither"
             )
         path = shipped
-    found = load_checkpoint(path, device)
-    models = tuple(unstack_parameters(found.config, found.parameters))
-    return PretrainResult(found.config, found.step, found.history, models)
+    saved = load_checkpoint(path, find_device(device))
+    models = tuple(unstack_parameters(saved.config, saved.parameters))
+    return PretrainResult(saved.config, saved.step, saved.history, models)
 
 
 def save_pretrained(source: str | Path, target: str | Path) -> None:
@@ -80,7 +82,7 @@ def save_pretrained(source: str | Path, target: str | Path) -> None:
     Raises:
         ValueError: A :class:`ictd.pretraining.CheckpointError`, if the source is no checkpoint.
     """
-    found = load_checkpoint(Path(source))
-    ends = [found.history[0], found.history[-1]]
-    alone = Checkpoint(found.config, found.step, ends, found.parameters, {}, found.versions)
+    saved = load_checkpoint(Path(source))
+    ends = [saved.history[0], saved.history[-1]]
+    alone = Checkpoint(saved.config, saved.step, ends, saved.parameters, {}, saved.versions)
     save_checkpoint(Path(target), alone)

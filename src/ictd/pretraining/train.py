@@ -226,7 +226,7 @@ class Trainer:
             write_atomically(self.folder / "metrics.jsonl", lines)
         if self.step == 0:
             self._record(None, None)
-            self._save()
+        self._save()  # after a resumption: with what of the config has changed
 
     def advance(self) -> tuple[Tensor, Tensor]:
         """Take one step; returns loss and norm of the gradient, ``[replica]``."""
