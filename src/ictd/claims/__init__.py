@@ -30,6 +30,7 @@ MODULES = (
     "beyond_few_states",
     "beyond_hub",
     "beyond_certificates",
+    "emergence",
 )
 """The modules that hold the checks, in the order of the book."""
 
