@@ -11,13 +11,15 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PIP_OPTIONS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 PORT ?= 8000
+# How many processes share the tests; JOBS=0 keeps them in one, where a debugger works.
+JOBS ?= 2
 # `make experiments EXPERIMENTS=boyan-structured` runs one of them.
 EXPERIMENTS ?=
 # Options for `make lab`: LAB=--allow-root in a container, say.
 LAB ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install book test lint fix serve lab experiments screenshots links wheel pins clean
+.PHONY: help install book pdf test lint fix serve lab experiments screenshots weigh lighthouse links wheel pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -33,9 +35,13 @@ $(STAMP): pyproject.toml $(wildcard $(CONSTRAINTS))
 book: $(STAMP) ## run every chapter and build the site, strictly
 	$(PY) tools/build_book.py
 
+pdf: $(STAMP) ## print the whole book into _build/html/ictd.pdf; needs Chromium
+	$(PY) tools/build_book.py --if-stale
+	$(PY) tools/pdf.py
+
 test: $(STAMP) ## run all tests; builds the site first if it is not current
 	$(PY) -m pytest -m compile tests
-	$(PY) -m pytest --cov --cov-fail-under=95
+	$(PY) -m pytest -n $(JOBS) --dist worksteal --cov --cov-fail-under=95
 
 lint: $(STAMP) ## check style and types
 	$(PY) -m ruff check .
@@ -59,6 +65,14 @@ experiments: $(STAMP) ## pretrain what the chapter on emergence shows: hours, an
 
 screenshots: book ## photograph every page: wide, narrow, dark
 	$(PY) tools/screenshots.py
+
+weigh: $(STAMP) ## list what every page loads, and when it can be used; needs Chromium
+	$(PY) tools/build_book.py --if-stale
+	$(PY) tools/weigh.py
+
+lighthouse: $(STAMP) ## have Lighthouse judge three pages; fetches it, needs Chromium
+	$(PY) tools/build_book.py --if-stale
+	$(PY) tools/lighthouse.py
 
 links: $(STAMP) ## ask every address that the book links to
 	$(PY) tools/assets.py

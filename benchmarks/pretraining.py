@@ -28,6 +28,7 @@ from ictd.pretraining.train import Trainer
 CONTENDERS: dict[str, dict[str, Any]] = {
     "softmax, structured": {},
     "softmax, full": {"parametrization": "full"},
+    "softmax, full, one head": {"parametrization": "full", "num_heads": 1},
     "linear, structured": {"attention": "linear"},
     "linear, full": {"attention": "linear", "parametrization": "full"},
 }
@@ -94,7 +95,7 @@ def main() -> None:
             }
             rows.append(row)
             print(
-                f"{name:20} {given.tasks} × {queries:2}: {1e3 * median:7.1f} ms a step, "
+                f"{name:24} {given.tasks} × {queries:2}: {1e3 * median:7.1f} ms a step, "
                 f"{predictions / median:9,.0f} predictions/s"
             )
     if given.output:

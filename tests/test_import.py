@@ -25,6 +25,8 @@ HEAVY = {
     "safetensors",
     "matplotlib",
     "ipywidgets",
+    "anywidget",
+    "traitlets",
     "gymnasium",
     "pandas",
     "scipy",

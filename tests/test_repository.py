@@ -45,7 +45,8 @@ def normal(name: str) -> str:
 
 def requirements() -> list[Requirement]:
     extras = PROJECT["optional-dependencies"].values()
-    return [Requirement(r) for group in (PROJECT["dependencies"], *extras) for r in group]
+    named = [Requirement(r) for group in (PROJECT["dependencies"], *extras) for r in group]
+    return [r for r in named if r.name != PROJECT["name"]]  # one extra asks for another
 
 
 # --- Dependencies

@@ -30,6 +30,13 @@ READ = r"""() => {
     if (!math.querySelector("mjx-container")) faults.push("not rendered: " + math.textContent);
   for (const image of document.images)
     if (!image.complete || image.naturalWidth === 0) faults.push("no image: " + image.src);
+  const drawn = "img, canvas, svg:not(svg svg, mjx-container svg)";
+  for (const image of article.querySelectorAll(drawn)) {
+    const title = image.querySelector("title")?.textContent;
+    const words = image.alt ?? image.getAttribute("aria-label") ?? title;
+    const decorative = image.closest("[aria-hidden=true]");
+    if (!decorative && !words?.trim()) faults.push("no words: " + image.outerHTML.slice(0, 120));
+  }
   return faults;
 }"""
 # What sticks out of a narrow page, or is cut off where no scrollbar reaches it.
@@ -132,7 +139,9 @@ def accessibility(page: Page) -> list[str]:
 
 def test_every_page_from_the_disk(site: Path, browser: Browser) -> None:
     tab = open_tab(browser, site.as_uri() + "/")
-    assert report({name: tab.open(name) for name in pages(site)}) == {}
+    # The page for missing addresses is a server's: it names its files from the root.
+    names = [name for name in pages(site) if name != "404.html"]
+    assert report({name: tab.open(name) for name in names}) == {}
 
 
 def test_the_address_of_the_site_leads_to_the_first_page(browser: Browser, address: str) -> None:
@@ -171,6 +180,32 @@ def test_mathematics_that_fails_is_seen(
     }"""
     tab.page.evaluate(add, tex)
     assert tab.page.evaluate(READ) == ([] if fault is None else [fault])
+
+
+@pytest.mark.parametrize(
+    ("drawn", "faults"),
+    [
+        ('<img src="{pixel}" alt="A point.">', 0),
+        ('<img src="{pixel}" alt=" ">', 1),
+        ('<img src="{pixel}">', 1),
+        ('<canvas aria-label="A curve falls."></canvas>', 0),
+        ("<canvas></canvas>", 1),
+        ("<svg><title>A curve falls.</title><svg></svg></svg>", 0),
+        ('<i aria-hidden="true"><svg></svg></i>', 0),
+        ("<svg><g></g></svg>", 1),
+    ],
+)
+def test_a_picture_without_words_is_seen(
+    browser: Browser, address: str, drawn: str, faults: int
+) -> None:
+    tab = open_tab(browser, address)
+    tab.open("book/cite.html")
+    pixel = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
+    add = "(html) => document.querySelector('article').insertAdjacentHTML('beforeend', html)"
+    tab.page.evaluate(add, drawn.format(pixel=pixel))
+    tab.page.wait_for_function("[...document.images].every((image) => image.complete)")
+    found = tab.page.evaluate(READ)
+    assert [fault.startswith("no words") for fault in found] == [True] * faults
 
 
 def test_a_long_bound_scrolls_in_its_box(browser: Browser, address: str) -> None:

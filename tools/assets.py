@@ -16,9 +16,11 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
 VENDOR = Path(__file__).parents[1] / "_vendor"
+WIDGETS = VENDOR / "static" / "vendor" / "widgets"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,23 @@ ASSETS = [
         "dist",
         ("embed-amd.js", "*.woff", "*.woff2"),
         "static/vendor/widgets/@jupyter-widgets/html-manager/dist",
+    ),
+    # Previews of results and equations: the window, and what places it.
+    Asset(
+        "@popperjs/core",
+        "2.11.8",
+        "P1st0aksCrn9sGZhp8GMYwBnQsbvAWsZAX44oXNNvLHGqAOcoVxmjZiohstwQ7SqKnbR47akdNi+uleWD8+g6A==",
+        "dist/umd",
+        ("popper.min.js",),
+        "static/vendor/tippy",
+    ),
+    Asset(
+        "tippy.js",
+        "6.3.7",
+        "E1d3oP2emgJ9dRQZdf3Kkn0qJgI6ZLpyS5z6ZkY1DF3kaQaBsGZsndEpHwx+eC+tYM41HaSNvNtLx8tU57FzTQ==",
+        "dist",
+        ("tippy-bundle.umd.min.js",),
+        "static/vendor/tippy",
     ),
     # Not for the pages: the browser tests look for accessibility faults with it.
     Asset(
@@ -117,24 +136,30 @@ def unpack(archive: bytes, asset: Asset) -> None:
 
 def main() -> None:
     wanted = "\n".join(map(repr, ASSETS))
-    if STAMP.exists() and STAMP.read_text(encoding="utf-8") == wanted:
-        return
+    if not STAMP.exists() or STAMP.read_text(encoding="utf-8") != wanted:
+        fetch()
+        STAMP.write_text(wanted, encoding="utf-8")
+    # The page's half of anywidget is in its Python package: of the same version as the other half.
+    front_end = files("anywidget") / "nbextension" / "index.js"
+    (WIDGETS / "anywidget.js").write_text(front_end.read_text("utf-8"), encoding="utf-8")
+
+
+def fetch() -> None:
+    """Write all assets anew."""
     shutil.rmtree(VENDOR, ignore_errors=True)
     for asset in ASSETS:
         print(f"Fetching {asset.name} {asset.version}", flush=True)
         unpack(download(asset), asset)
     # The two bundles of the widget manager look for its icon font in different folders.
-    widgets = VENDOR / "static" / "vendor" / "widgets"
-    manager = widgets / "@jupyter-widgets"
+    manager = WIDGETS / "@jupyter-widgets"
     for font in (manager / "html-manager" / "dist").glob("*.woff*"):
         shutil.copy(font, manager)
     # RequireJS finds the widgets' modules from any depth of page.
-    (widgets / "config.js").write_text(
+    (WIDGETS / "config.js").write_text(
         "requirejs.config({ baseUrl: document.documentElement.dataset.content_root"
         ' + "_static/vendor/widgets" });\n',
         encoding="utf-8",
     )
-    STAMP.write_text(wanted, encoding="utf-8")
 
 
 if __name__ == "__main__":

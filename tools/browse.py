@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -22,12 +23,47 @@ FLAGS = [
 ]
 
 
+# What GitHub Pages compresses on the way.
+COMPRESSED = {".css", ".html", ".ipynb", ".js", ".json", ".md", ".svg", ".txt", ".xml"}
+
+
+@cache
+def compressed(path: Path, time: int) -> bytes:
+    """The file as it travels; the time of its last change tells versions apart."""
+    return gzip.compress(path.read_bytes(), mtime=0)
+
+
 class SubPathHandler(SimpleHTTPRequestHandler):
-    """Serve a folder under /ictd/ and nothing else, as a project page is served."""
+    """Serve a folder under /ictd/ and nothing else, compressed, as a project page is served."""
 
     def translate_path(self, path: str) -> str:
         inside = path.removeprefix("/ictd/")
         return super().translate_path("/" + inside if inside != path else "/no such page")
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        accepted = "gzip" in self.headers.get("Accept-Encoding", "")
+        if path.suffix in COMPRESSED and accepted and path.is_file():
+            body = compressed(path, path.stat().st_mtime_ns)
+            self.send(200, self.guess_type(path), body, {"Content-Encoding": "gzip"})
+        else:
+            super().do_GET()
+
+    def send_error(self, code: int, *arguments: str | None) -> None:
+        page = Path(self.directory, "404.html")
+        if code == 404 and page.exists():
+            self.send(404, "text/html", page.read_bytes(), {})
+        else:
+            super().send_error(code, *arguments)
+
+    def send(self, status: int, kind: str, body: bytes, headers: dict[str, str]) -> None:
+        """Send a whole answer."""
+        self.send_response(status)
+        headers |= {"Content-Type": kind, "Content-Length": str(len(body))}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Stay quiet."""

@@ -27,6 +27,17 @@ STAMP = BUILD / "html.stamp"
 # --all: a warning comes only when a page is read, and a static file is copied only when one is
 # written; --keep-going: all warnings at once; -n: a reference that leads nowhere is a warning.
 FLAGS = ("--all", "--keep-going", "-W", "-n")
+# An exception that ends Jupyter Book has a cause, which Sphinx has told by then: its message does.
+PROGRAM = """
+import sys
+from jupyter_book.cli.main import main
+
+def report(kind, error, trace):
+    print(error, file=sys.stderr) if error.__cause__ else sys.__excepthook__(kind, error, trace)
+
+sys.excepthook = report
+main()
+"""
 
 
 def is_current() -> bool:
@@ -40,10 +51,9 @@ def build() -> None:
     STAMP.unlink(missing_ok=True)
     shutil.rmtree(SITE_FOLDER, ignore_errors=True)
     before = fingerprint(SITE)
-    program = Path(sys.executable).with_name("jupyter-book")
     # One thread: on the chapters' small matrices several wait for each other longer than they work.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command: list[str | Path] = [program, "build", ".", *FLAGS]
+    command = [sys.executable, "-c", PROGRAM, "build", ".", *FLAGS]
     status = subprocess.run(command, cwd=ROOT, env=environment).returncode
     if status != 0:
         sys.exit(f"The book was not built: Jupyter Book ended with status {status}, see above.")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
+from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import nbformat
 from docutils import nodes
@@ -17,7 +20,9 @@ from sphinx.environment import BuildEnvironment
 from sphinx.environment.collectors.toctree import TocTreeCollector
 from sphinx.util import logging
 from sphinx.util.typing import ExtensionMetadata
+from sphinx_codeautolink.extension.block import CodeBlockAnalyser
 
+import ictd
 from exercises import without_solutions
 from fingerprint import CODE, ROOT, fingerprint
 
@@ -25,9 +30,12 @@ logger = logging.getLogger(__name__)
 
 BUILD = ROOT / "_build"
 INVENTORIES = Path(__file__).with_name("inventories.json")
+DESCRIPTIONS = Path(__file__).with_name("descriptions.json")
 INSTALL_CELL = """\
-# Colab has PyTorch and Matplotlib; this adds the package of the book.
-%pip install --quiet "ictd[gym] @ git+{repository}@{branch}\""""
+# Colab has PyTorch and Matplotlib; this adds the book's package, version {version}.
+%pip install --quiet "ictd[gym,widgets] @ git+{repository}@{revision}\""""
+# The commit or tag that the notebooks install: the workflow that publishes names its commit.
+REVISION = os.environ.get("ICTD_REVISION") or f"v{ictd.__version__}"
 
 
 def write_inventory(project: str, names: dict[str, list[str]]) -> str:
@@ -49,18 +57,21 @@ def write_inventory(project: str, names: dict[str, list[str]]) -> str:
 
 def configure(app: Sphinx, config: Config) -> None:
     """Settings that _config.yml cannot hold."""
+    os.environ["ICTD_BOOK_BUILD"] = "1"  # the kernels inherit it: `ictd.widgets.live` reads it
     for project, listed in json.loads(INVENTORIES.read_text(encoding="utf-8")).items():
         inventory = write_inventory(project, listed["names"])
         config.intersphinx_mapping[project] = (listed["url"], inventory)
     config.html_static_path += [str(ROOT / "_vendor" / "static"), str(ROOT / "book" / "_static")]
     # The cache knows a chapter by its cells alone: a change of the package must miss it.
     config.nb_execution_cache_path = str(BUILD / ".jupyter_cache" / fingerprint(CODE))
-    # In this order: the loader, where it finds modules, the widgets' front end.
+    # In this order: the loader, where it finds modules, the widgets' front end. All after the
+    # scripts of the previews, which would take themselves for modules once the loader is there.
     config.nb_ipywidgets_js = {
-        "vendor/widgets/require.js": {},
-        "vendor/widgets/config.js": {},
-        "vendor/widgets/@jupyter-widgets/html-manager/dist/embed-amd.js": {},
+        "vendor/widgets/require.js": {"defer": "defer"},
+        "vendor/widgets/config.js": {"defer": "defer"},
+        "vendor/widgets/@jupyter-widgets/html-manager/dist/embed-amd.js": {"defer": "defer"},
     }
+    config.notfound_urls_prefix = urlsplit(config.html_baseurl).path
     config.html_theme_options["navbar_persistent"] = []  # else a second search button
 
 
@@ -102,9 +113,9 @@ def executed_notebook(app: Sphinx, docname: str) -> nbformat.NotebookNode | None
     return notebook
 
 
-def install_cell(repository: str, branch: str) -> nbformat.NotebookNode:
+def install_cell(repository: str) -> nbformat.NotebookNode:
     """The first cell of a notebook that leaves the repository."""
-    source = INSTALL_CELL.format(repository=repository, branch=branch)
+    source = INSTALL_CELL.format(version=ictd.__version__, repository=repository, revision=REVISION)
     metadata = {"tags": ["install"]}
     cell: nbformat.NotebookNode
     cell = nbformat.v4.new_code_cell(source, id="install", metadata=metadata)
@@ -124,6 +135,15 @@ def macro_cell(macros: dict[str, Any]) -> nbformat.NotebookNode:
     return cell
 
 
+def describe_page(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: nodes.document
+) -> None:
+    """Say in the head what the page is about; the OpenGraph extension takes it from there."""
+    text = json.loads(DESCRIPTIONS.read_text(encoding="utf-8")).get(pagename)
+    if text is not None:
+        context["metatags"] += f'<meta name="description" content="{escape(text)}" />\n'
+
+
 def finish_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: nodes.document
 ) -> None:
@@ -133,9 +153,8 @@ def finish_page(
     if notebook is None:
         return
     repository = app.config.html_theme_options["repository_url"]
-    branch = app.config.html_theme_options["repository_branch"]
     macros = app.config.mathjax3_config["tex"]["macros"]
-    notebook.cells[:0] = [install_cell(repository, branch), macro_cell(macros)]
+    notebook.cells[:0] = [install_cell(repository), macro_cell(macros)]
     write_notebook(app, notebook, pagename)
     slug = repository.removeprefix("https://github.com/")
     add_button(
@@ -203,11 +222,26 @@ def local_scripts(scripts: list[Any]) -> list[Any]:
     return list(kept.values())
 
 
+def remove_caches(app: Sphinx, exception: Exception | None) -> None:
+    """Remove what sphinx-tippy keeps for tips from other sites, of which there are none."""
+    for path in Path(app.outdir).glob("tippy_*_cache.json"):
+        path.unlink()
+
+
+def leave_section(visitor: Any, node: nodes.section) -> None:
+    """Forget the title of a section, if it had one: a proof is a section without."""
+    if visitor.title_stack:
+        visitor.title_stack.pop()
+
+
 def setup(app: Sphinx) -> ExtensionMetadata:
     """Connect all of it."""
+    CodeBlockAnalyser.depart_section = leave_section  # it fails where a section has no title
     app.add_css_file("site.css")
     app.add_js_file("site.js")
     app.connect("config-inited", configure)
     app.connect("env-get-updated", number_by_file_name, priority=900)
+    app.connect("html-page-context", describe_page, priority=400)
     app.connect("html-page-context", finish_page, priority=900)
+    app.connect("build-finished", remove_caches, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

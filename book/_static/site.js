@@ -23,6 +23,27 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 });
 
+// Previews of results and equations: over everything, for the keyboard too, closed with Escape. On a
+// touch screen a long press shows one, since a tap follows the link.
+document.addEventListener("DOMContentLoaded", () => {
+  if (!window.tippy) return;
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  tippy.setDefaultProps({
+    appendTo: () => document.querySelector("main") ?? document.body,
+    aria: { content: "describedby", expanded: false },
+    duration: still ? 0 : [150, 100],
+    touch: ["hold", 400],
+    onCreate: ({ popper }) => {
+      // What is shown stands on a page already, under the same names.
+      popper.querySelectorAll("[id]").forEach((part) => part.removeAttribute("id"));
+      popper.querySelectorAll("a.headerlink").forEach((link) => link.remove());
+    },
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") tippy.hideAll();
+  });
+});
+
 // Once the mathematics has its size: a formula wider than the text gets its own scrollbar, and what
 // scrolls sideways can be reached from the keyboard.
 window.addEventListener("load", () => {

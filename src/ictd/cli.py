@@ -36,12 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What stands behind ``ictd``; None: what the shell gave.
 
     Returns:
-        The exit code: 0, or 1 where something failed. Wrong usage exits with 2.
+        The exit code: 0, or 1 where something failed; 130 after Ctrl+C. Wrong usage exits with 2.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    code: int = tyro.extras.subcommand_cli_from_dict(
-        commands(given), prog="ictd", description=ictd.__doc__, args=arguments
-    )
+    try:
+        code: int = tyro.extras.subcommand_cli_from_dict(
+            commands(given), prog="ictd", description=ictd.__doc__, args=arguments
+        )
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
     return code
 
 
