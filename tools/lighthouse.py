@@ -42,6 +42,8 @@ def judge(address: str, report: Path) -> dict[str, int]:
         address,
         f"--only-categories={','.join(CATEGORIES)}",
         f"--chrome-flags={' '.join(['--headless=new', *FLAGS])}",
+        "--throttling-method=provided",  # speed is not judged: no slowing down
+        "--max-wait-for-load=120000",
         "--output=json",
         f"--output-path={report}",
         "--no-enable-error-reporting",
