@@ -49,7 +49,7 @@ class LayerValues(NamedTuple):
         r"""Average over states and tasks.
 
         Returns:
-            One list per model, with one number per layer and one for the values before the first:
+            One list per model, with one number per layer and one for the values before the first.
 
             - ``msve``, ``msve_as_read``, ``msve_softmax_td``:
               :math:`\sum_s \mu(s)(v_l(s) - v_\pi(s))^2`, mean over the tasks.

@@ -39,7 +39,7 @@ def optimum(result: PretrainResult, changes: Changes | None = None) -> dict[str,
         changes: How tasks and depth differ from the training; None: not at all.
 
     Returns:
-        ``trained``: the mean over the models, :math:`\kappa = \operatorname{tr} A / d`; and
+        Under ``trained`` the mean over the models, :math:`\kappa = \operatorname{tr} A / d`; under
         ``sought``, one entry per ``scale`` :math:`\kappa`, that of ``trained`` first, with the
         points ``msve``, ``softmax-td`` and ``semi-gradient``, in the order of the formulas; and
         ``fixed-point``, where the third equation holds for :math:`\kappa` too, if

@@ -38,7 +38,7 @@ def yardsticks(
         device: Where to compute.
 
     Returns:
-        By the name of the method: ``msve``, the mean over the tasks, its ``standard_error``, the
+        By the name of the method ``msve``, the mean over the tasks, its ``standard_error``, the
         ``median``, which one task where a method diverges does not spoil, and what was chosen for
         the method: the settings with the least MSVE on as many other tasks, of the next seed. The
         methods:

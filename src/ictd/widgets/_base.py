@@ -70,7 +70,7 @@ class Explorer(anywidget.AnyWidget):
     setting is a trait that Python reads and sets, and ``shown`` holds what the page displays.
 
     A subclass names its JavaScript (``script``) and its heading (``title``), defines its settings
-    as traits made by :func:`setting`, and the methods :meth:`compute` and :meth:`draw`.
+    as traits made by ``setting``, and the methods :meth:`compute` and :meth:`draw`.
     """
 
     script: ClassVar[str]
