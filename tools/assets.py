@@ -21,6 +21,8 @@ from pathlib import Path, PurePosixPath
 
 VENDOR = Path(__file__).parents[1] / "_vendor"
 WIDGETS = VENDOR / "static" / "vendor" / "widgets"
+TIPPY = VENDOR / "static" / "vendor" / "tippy"
+PREVIEW = "tippy-bundle.umd.min.js"
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ ASSETS = [
         "6.3.7",
         "E1d3oP2emgJ9dRQZdf3Kkn0qJgI6ZLpyS5z6ZkY1DF3kaQaBsGZsndEpHwx+eC+tYM41HaSNvNtLx8tU57FzTQ==",
         "dist",
-        ("tippy-bundle.umd.min.js",),
+        (PREVIEW,),
         "static/vendor/tippy",
     ),
     # Not for the pages: the browser tests look for accessibility faults with it.
@@ -142,6 +144,10 @@ def main() -> None:
     # The page's half of anywidget is in its Python package: of the same version as the other half.
     front_end = files("anywidget") / "nbextension" / "index.js"
     (WIDGETS / "anywidget.js").write_text(front_end.read_text("utf-8"), encoding="utf-8")
+    # Both parts of the previews would hand themselves to RequireJS, where a page has it.
+    parts = [(TIPPY / name).read_text("utf-8") for name in ("popper.min.js", PREVIEW)]
+    whole = "\n".join(["(function (define) {", *parts, "}).call(window);", ""])
+    (TIPPY / "tippy.js").write_text(whole, encoding="utf-8")
 
 
 def fetch() -> None:

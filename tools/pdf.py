@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -22,7 +23,8 @@ from browse import chromium, isolate, serve
 from build_book import ROOT, SITE_FOLDER
 
 NAME = "ictd.pdf"
-WIDTH, HEIGHT = 643, 930  # of the paper within its margins, in CSS pixels
+SCALE = 0.72  # of the screen's sizes, which are large on paper
+WIDTH, HEIGHT = round(643 / SCALE), round(930 / SCALE)  # of the paper within its margins
 STYLE = """
 :root { counter-reset: page %(before)d; }
 @page {
@@ -31,7 +33,15 @@ STYLE = """
   @top-right { content: %(title)s; font: 8pt sans-serif; color: #555; }
   @bottom-center { content: counter(page); font: 9pt sans-serif; }
 }
-.onlyprint { display: none; } /* the theme's second title and list of sections */
+/* The theme's second title and list of sections; and what folds and unfolds. */
+.onlyprint, details.hide > summary, .toggle-button { display: none !important; }
+.bd-article h1 { display: block !important; }
+.cell_input, .cell_output, figure { break-inside: avoid; }
+:is(.bd-main, .bd-content, .bd-article-container, .bd-article) {
+  margin: 0 !important;
+  max-width: none !important;
+  padding: 0 !important;
+}
 """
 PREPARE = """async ([address, site]) => {
   await window.MathJax?.startup?.promise;
@@ -42,7 +52,11 @@ PREPARE = """async ([address, site]) => {
     link.href = link.href.replace(address, site);
   for (const image of document.images) image.loading = "eager";
   await Promise.all([...document.images].map((image) => image.decode().catch(() => undefined)));
-  // Boxes that scroll on a screen, the outer ones first.
+}"""
+HEADINGS = """() => [...document.querySelectorAll(".bd-article :is(h1, h2, h3, h4, h5, h6)")]
+  .map((heading) => heading.innerText.replace(/#$/, "").replace(/\\s+/g, " ").trim())"""
+# Boxes that scroll on a screen, the outer ones first.
+SHRINK = """() => {
   const boxes = ".pst-scrollable-table-container, .cell_output, mjx-container, pre";
   for (const box of document.querySelectorAll(`.bd-article :is(${boxes})`)) {
     const inline = box.matches("mjx-container:not([display])");
@@ -54,9 +68,9 @@ PREPARE = """async ([address, site]) => {
 }"""
 FRONT = """<!doctype html><html lang="en"><title>%(title)s</title>
 <style>
-  body { font: 11pt sans-serif; }
-  h1 { margin: 30mm 0 5mm; font-size: 26pt; }
-  h2 { margin-top: 12mm; font-size: 12pt; }
+  body { font: 15pt sans-serif; }
+  h1 { margin: 30mm 0 5mm; font-size: 36pt; }
+  h2 { margin-top: 16mm; font-size: 17pt; }
   ol { list-style: none; padding: 0; }
   li { display: flex; margin: 1.5mm 0; }
   li span { flex: 1; margin: 0 2mm; border-bottom: 1px dotted #888; }
@@ -72,9 +86,9 @@ proofs and solutions are those of the site, and links lead there.</p>
 
 @dataclass(frozen=True)
 class Part:
-    """A printed page of the site: its title, and the page of the PDF on which it begins."""
+    """A printed page of the site: its headings, and the page of the PDF on which it begins."""
 
-    title: str
+    headings: list[str]
     begins: int
     sheets: PdfReader
 
@@ -95,22 +109,29 @@ def print_page(tab: Page, address: str, docname: str, site: str, begins: int) ->
     """Print one page of the site, its first sheet with the given number."""
     tab.goto(f"{address}{docname}.html", wait_until="load")
     tab.evaluate(PREPARE, [address, site])
-    title = tab.evaluate("document.querySelector('.bd-article h1').innerText")
-    title = title.removesuffix("#").strip()
-    tab.add_style_tag(content=STYLE % {"before": begins - 1, "title": json.dumps(title)})
-    return Part(title, begins, sheets(tab))
+    headings = tab.evaluate(HEADINGS)
+    style = {"before": begins - 1, "title": json.dumps(headings[0])}
+    tab.add_style_tag(content=STYLE % style)
+    tab.evaluate(SHRINK)
+    return Part(headings, begins, sheets(tab))
 
 
 def sheets(tab: Page) -> PdfReader:
     """What the tab shows, on paper."""
-    printed = tab.pdf(prefer_css_page_size=True, print_background=True, outline=True, tagged=True)
+    printed = tab.pdf(
+        scale=SCALE,
+        prefer_css_page_size=True,
+        print_background=True,
+        outline=True,
+        tagged=True,  # or there is no outline
+    )
     return PdfReader(io.BytesIO(printed))
 
 
 def front_page(tab: Page, parts: list[Part], site: str) -> PdfReader:
     """Title and contents."""
     config = load("_config.yml")
-    lines = (f"<li>{escape(p.title)}<span></span>{p.begins}</li>" for p in parts)
+    lines = (f"<li>{escape(p.headings[0])}<span></span>{p.begins}</li>" for p in parts)
     words = {
         "title": escape(config["title"]),
         "author": escape(config["author"]),
@@ -150,7 +171,8 @@ def bind(front: PdfReader, parts: list[Part]) -> bytes:
     if len(front.pages) != parts[0].begins - 1:
         raise ValueError(f"expected contents of one page, got {len(front.pages)}")
     for part in parts:
-        writer.append(part.sheets)  # its headings come along
+        writer.append(part.sheets, import_outline=False)
+        add_outline(writer, part)
     config = load("_config.yml")
     writer.add_metadata({"/Title": config["title"], "/Author": config["author"]})
     writer.page_mode = "/UseOutlines"
@@ -158,6 +180,25 @@ def bind(front: PdfReader, parts: list[Part]) -> bytes:
     whole = io.BytesIO()
     writer.write(whole)
     return whole.getvalue()
+
+
+def add_outline(writer: PdfWriter, part: Part) -> None:
+    """Add a part's headings in the words of the page: Chromium's lack numbers and spaces."""
+    entries = list(flat(part.sheets.outline))
+    above: list[Any] = []
+    for (depth, entry), title in zip(entries, part.headings, strict=True):
+        page = part.begins - 1 + (part.sheets.get_destination_page_number(entry) or 0)
+        del above[depth:]
+        above.append(writer.add_outline_item(title, page, parent=above[-1] if above else None))
+
+
+def flat(entries: list[Any], depth: int = 0) -> Iterator[tuple[int, Any]]:
+    """The entries of an outline, each with its depth."""
+    for entry in entries:
+        if isinstance(entry, list):
+            yield from flat(entry, depth + 1)
+        else:
+            yield depth, entry
 
 
 def main() -> None:

@@ -138,10 +138,11 @@ def macro_cell(macros: dict[str, Any]) -> nbformat.NotebookNode:
 def describe_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: nodes.document
 ) -> None:
-    """Say in the head what the page is about; the OpenGraph extension takes it from there."""
+    """Say in the head what the page is about; and the OpenGraph extension, in its words."""
     text = json.loads(DESCRIPTIONS.read_text(encoding="utf-8")).get(pagename)
     if text is not None:
         context["metatags"] += f'<meta name="description" content="{escape(text)}" />\n'
+        context["meta"] = {**(context["meta"] or {}), "og:description": escape(text)}
 
 
 def finish_page(
