@@ -99,16 +99,6 @@ def test_a_preview_fits_a_narrow_screen(tab: Page) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth") <= 375
 
 
-@pytest.mark.parametrize("name", ["boyan_chain", "DualHeadLayer", "plotting.use_style"])
-def test_names_in_code_lead_to_the_api_page(tab: Page, name: str) -> None:
-    link = tab.locator(f".bd-article .cell_input a[href='api.html#ictd.{name}']").first
-    link.evaluate("link => link.closest('details')?.setAttribute('open', '')")
-    assert name in link.inner_text()
-    link.click()
-    tab.wait_for_url(f"**/book/api.html#ictd.{name}")
-    assert tab.locator(f"[id='ictd.{name}']").count() == 1
-
-
 def test_links_leave_code_as_it_was(tab: Page) -> None:
     """What the button copies is the cell, and names of others stay plain."""
     cell = tab.locator(".cell_input pre:has(a)").first
