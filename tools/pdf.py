@@ -189,7 +189,8 @@ def add_outline(writer: PdfWriter, part: Part) -> None:
     for (depth, entry), title in zip(entries, part.headings, strict=True):
         page = part.begins - 1 + (part.sheets.get_destination_page_number(entry) or 0)
         del above[depth:]
-        above.append(writer.add_outline_item(title, page, parent=above[-1] if above else None))
+        parent = above[-1] if above else None
+        above.append(writer.add_outline_item(title=title, page_number=page, parent=parent))
 
 
 def flat(entries: list[Any], depth: int = 0) -> Iterator[tuple[int, Any]]:
