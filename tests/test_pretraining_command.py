@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,15 @@ def test_an_interrupted_run_is_reported_and_saved(
     assert load_pretrained(tmp_path).step == 3
 
 
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Ctrl+C raises KeyboardInterrupt, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listening")
 def test_a_signal_before_the_first_step_leaves_without_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,8 +107,9 @@ def test_a_signal_while_torch_is_loaded_leaves_without_a_traceback(
 ) -> None:
     sleep = SLOW_TORCH.replace("60", "0.1") + "raise SystemExit(7)" if ignored else SLOW_TORCH
     (tmp_path / "torch.py").write_text(sleep)
-    before = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" if ignored else ""
-    program = f"{before}\nimport sys, ictd_command; sys.exit(ictd_command.main())"
+    handler = "SIG_IGN" if ignored else "default_int_handler"
+    program = f"import signal, sys; signal.signal(signal.SIGINT, signal.{handler})"
+    program += "; import ictd_command; sys.exit(ictd_command.main())"
     done = subprocess.run(
         [sys.executable, "-c", program, "pretrain"],
         capture_output=True,
@@ -110,11 +121,11 @@ def test_a_signal_while_torch_is_loaded_leaves_without_a_traceback(
     assert (done.returncode, done.stderr) == expected
 
 
+@pytest.mark.usefixtures("listening")
 def test_the_command_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    handler = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(cli, "main", lambda: 5)
     assert ictd_command.main() == 5
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_evaluation_as_a_table_and_as_json(
@@ -149,6 +160,8 @@ def test_what_changes_in_an_evaluation() -> None:
         Changes(family="garnet"),
     ):
         assert evaluate(looped, changes)["msve"] != plain["msve"]
+    with pytest.raises(ValueError, match="device: expected a CPU or a CUDA device, got 'mps'"):
+        evaluate(looped, device="mps")
     untied = pretrain(tiny(num_steps=0, looped=False))
     with pytest.raises(ValueError, match="num_layers: expected 2, as the layers are not looped"):
         evaluate(untied, Changes(num_layers=3))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
+from filelock import FileLock
 from playwright.sync_api import Browser
 from pypdf import PdfReader
 
@@ -25,8 +26,9 @@ TEX = re.compile(
 def book(site: Path, browser: Browser) -> PdfReader:
     """The PDF beside the site; it is printed if it is not there or older."""
     path, stamp = site / NAME, site.with_name("html.stamp")
-    if not path.exists() or path.stat().st_mtime < stamp.stat().st_mtime:
-        path.write_bytes(print_book(browser, site))
+    with FileLock(site.with_name("pdf.lock")):
+        if not path.exists() or path.stat().st_mtime < stamp.stat().st_mtime:
+            path.write_bytes(print_book(browser, site))
     return PdfReader(io.BytesIO(path.read_bytes()))
 
 

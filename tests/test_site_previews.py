@@ -99,8 +99,16 @@ def test_a_preview_fits_a_narrow_screen(tab: Page) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth") <= 375
 
 
+@pytest.mark.parametrize("name", ["boyan_chain", "DualHeadLayer", "stock_attention"])
+def test_names_in_code_lead_to_the_api_page(tab: Page, name: str) -> None:
+    """So do variables of these types. That the API page has them, the test of all links sees."""
+    links = tab.locator(f".bd-article .cell_input a[href$='api.html#ictd.{name}']")
+    assert name in {text.rpartition(".")[2] for text in links.all_text_contents()}
+    assert links.first.evaluate("link => getComputedStyle(link).textDecorationLine") == "underline"
+
+
 def test_links_leave_code_as_it_was(tab: Page) -> None:
     """What the button copies is the cell, and names of others stay plain."""
     cell = tab.locator(".cell_input pre:has(a)").first
     assert "api.html" not in cell.inner_text()
-    assert tab.locator(".cell_input a:not([href^='api.html'], [href^='https://'])").count() == 0
+    assert tab.locator(".cell_input a:not([href*='api.html#'], [href^='https://'])").count() == 0

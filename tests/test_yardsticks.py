@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import sys
 from typing import Any
@@ -153,10 +154,24 @@ def test_the_limit_of_softmax_td_is_the_fixed_point_on_tokens(family: Any) -> No
 
 
 def test_a_limit_that_is_not_unique_is_not_chosen() -> None:
-    tasks = drawn(tiny(context_length=40))
-    assert bool(_softmax_td_limit(tasks, scale=0.0).isnan().any())
-    scales = [{"scale": scale} for scale in (0.0, 5.0)]
+    tasks = drawn(tiny(context_length=60, num_states=6))
+    assert bool(_softmax_td_limit(tasks, scale=1e-9).isnan().all())
+    scales = [{"scale": scale} for scale in (1e-9, 5.0)]
     assert _chosen(_softmax_td_limit, scales, tasks, tasks)["scale"] == 5.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_best_linear_function_solves_the_normal_equations(family: Any) -> None:
+    config = tiny(family=family)
+    tasks, found = drawn(config), yardsticks(config, FEW)
+    weighed = tasks.visits.unsqueeze(-1) * tasks.features
+    matrix = weighed.mT @ tasks.features + 1e-13 * torch.eye(3)  # a walk has two states that count
+    weights = torch.linalg.solve(matrix, weighed.mT @ tasks.mrp.value().unsqueeze(-1))
+    wanted = msve(tasks, (tasks.features @ weights).squeeze(-1))
+    assert found["best-linear"]["msve"] == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+    mean = (tasks.visits * tasks.mrp.value()).sum(-1, keepdim=True)
+    constant = msve(tasks, mean.expand_as(tasks.visits))
+    assert found["best-constant"]["msve"] == pytest.approx(constant)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -188,20 +203,21 @@ def test_no_linear_attention_beats_the_best_linear_function() -> None:
 
 def test_settings_are_chosen_on_other_tasks() -> None:
     config = tiny(num_layers=5, context_length=20)
-    other = drawn(config, dataclasses.replace(FEW, seed=8))
 
-    def error(scale: float, step: float) -> float:
-        score = ictd.BilinearScore(scale * torch.eye(3).double())
+    def best(tasks: Tasks) -> tuple[float, float]:
+        def error(pair: tuple[float, float]) -> float:
+            score = ictd.BilinearScore(pair[0] * torch.eye(3).double())
+            asked = tasks.context.prompt(tasks.features).with_queries(tasks.features)
+            values = ictd.softmax_td(asked, score, num_steps=5, step_size=pair[1])
+            return msve(tasks, values[..., -4:])
 
-        def method(context: Any, table: Any) -> Any:
-            prompt = context.prompt(table).with_queries(table)
-            return ictd.softmax_td(prompt, score, num_steps=5, step_size=step)[-4:]
+        return min(itertools.product(SCALES, STEP_SIZES), key=error)
 
-        return msve(other, per_task(other, method))
-
-    found = yardsticks(config, FEW)["softmax-td"]
-    grid = {(scale, step): error(scale, step) for scale in SCALES for step in STEP_SIZES}
-    assert (found["scale"], found["step_size"]) == min(grid, key=lambda pair: grid[pair])
+    own, next_seed = (dataclasses.replace(FEW, seed=seed) for seed in (5, 6))
+    found = yardsticks(config, own)["softmax-td"]
+    other = best(drawn(config, next_seed))
+    assert (found["scale"], found["step_size"]) == other
+    assert other != best(drawn(config, own))
 
 
 def test_what_diverges_is_not_chosen() -> None:

@@ -48,8 +48,8 @@ FULL: dict[str, Any] = {"parametrization": "full", "initial_scale": 0.02}
 EQUAL_COMPUTE: dict[str, Any] = {"attention": "linear", "num_layers": 140}
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "boyan-structured": {"num_seeds": 20},
-    "boyan-full": {"num_seeds": 10, "num_steps": 7_000, **FULL},
-    "boyan-full-one-head": {"num_seeds": 10, "num_steps": 5_000, "num_heads": 1, **FULL},
+    "boyan-full": {"num_seeds": 10, **FULL},
+    "boyan-full-one-head": {"num_seeds": 10, "num_heads": 1, **FULL},
     "linear-structured": {**BRIEF, "num_seeds": 10, "attention": "linear"},
     "linear-equal-compute": BRIEF | EQUAL_COMPUTE,
     "one-hot": BRIEF | ONE_HOT,

@@ -68,6 +68,7 @@ SHRINK = """() => {
 }"""
 FRONT = """<!doctype html><html lang="en"><title>%(title)s</title>
 <style>
+  @page { size: A4; margin: 20mm; }
   body { font: 15pt sans-serif; }
   h1 { margin: 30mm 0 5mm; font-size: 36pt; }
   h2 { margin-top: 16mm; font-size: 17pt; }
