@@ -168,6 +168,10 @@ def test_effective_weights() -> None:
             found.detach(), (0.6 * SIGNS).expand(4 if looped.items() <= options.items() else 1, 3)
         )
         assert found.requires_grad
+    one_head = ictd.InContextTD.from_construction(A, 4, 0.6, parametrization="full")
+    with torch.no_grad():
+        one_head.layers[0].value_current[4] = 1.0  # the shift overwrites this row
+    assert_same(effective_weights(one_head).detach(), (0.6 * SIGNS).expand(1, 3))
     with refuses(TypeError, "model: expected an ictd.InContextTD, got Linear"):
         effective_weights(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 

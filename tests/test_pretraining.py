@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,15 @@ from torch.utils import _pytree as pytree
 import ictd
 from fake_cuda import fake_cuda
 from ictd import pretraining
-from ictd.pretraining import PretrainConfig
+from ictd.pretraining import (
+    PretrainConfig,
+    evaluate,
+    layer_values,
+    multiply_adds,
+    optimum,
+    pretrain,
+    yardsticks,
+)
 from ictd.pretraining.loss import query_loss
 from ictd.pretraining.metrics import measure
 from ictd.pretraining.models import make_model, stack_parameters, state_values, unstack_parameters
@@ -126,6 +134,28 @@ def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], message: 
 def test_settings_of_another_type_are_refused(options: dict[str, Any], message: str) -> None:
     with refuses(TypeError, message):
         tiny(**options)
+
+
+def test_a_number_that_no_float_holds_is_refused() -> None:
+    with refuses(ValueError, "learning_rate: expected a finite number, got one that no float .*"):
+        tiny(learning_rate=10**400)
+
+
+def test_records_of_another_kind_are_refused() -> None:
+    config, changes = tiny(), cast(Any, {"num_tasks": 2})
+    result = pretrain(tiny(num_steps=0))
+    for call in (pretrain, yardsticks, multiply_adds):
+        with refuses(TypeError, "config: expected a PretrainConfig, got type: .*"):
+            cast(Any, call)(PretrainConfig)
+    for call in (evaluate, layer_values, optimum):
+        with refuses(TypeError, "result: expected a PretrainResult, got PretrainConfig: .*"):
+            cast(Any, call)(config)
+        with refuses(TypeError, "changes: expected a Changes, got dict: .*"):
+            cast(Any, call)(result, changes)
+    with refuses(TypeError, "changes: expected a Changes, got dict: .*"):
+        yardsticks(config, changes)
+    with refuses(TypeError, "num_queries: expected an integer, got float"):
+        multiply_adds(config, cast(Any, 1.5))
 
 
 def test_settings_survive_json() -> None:

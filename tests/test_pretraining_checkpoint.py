@@ -128,6 +128,18 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
+def test_headers_that_are_no_json_are_damaged(file: Path, tmp_path: Path) -> None:
+    def no_number(about: dict[str, Any]) -> None:
+        about["step"] = float("nan")
+
+    with pytest.raises(CheckpointError, match="its header is no JSON"):
+        load_checkpoint(rewritten(file, no_number, sealed=False))
+    deep = tmp_path / "deep.safetensors"
+    safetensors.torch.save_file({"weight": torch.ones(2)}, deep, {"ictd": "[" * 100_000})
+    with pytest.raises(CheckpointError, match="its header is no JSON"):
+        load_checkpoint(deep)
+
+
 class Trap:
     """What a pickle may do to whoever loads it."""
 

@@ -167,6 +167,28 @@ def test_what_changes_in_an_evaluation() -> None:
         evaluate(untied, Changes(num_layers=3))
 
 
+def test_a_resumed_run_says_where_it_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrain(tiny(num_steps=0), out=tmp_path)
+    file = tmp_path / "mine.safetensors"
+    (tmp_path / "checkpoint.safetensors").rename(file)
+    flags = ["--num-steps", "1"]
+    for name, value in tiny().to_dict().items():
+        if name != "num_steps" and value is not None and not isinstance(value, bool):
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+    assert cli.main(["pretrain", *flags, "--resume", str(file)]) == 0
+    assert capsys.readouterr().out.split()[-1] == str(tmp_path / "checkpoint.safetensors")
+
+
+def test_a_file_that_cannot_be_written_is_told_in_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["evaluate", "shallow", "--num-tasks", "2", "--json", "/dev/full"]
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err.startswith("ictd: [Errno 28]")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -239,6 +239,43 @@ def test_nothing_is_overwritten_or_written_unasked(
         pretrain(tiny(num_steps=2, seed=1), resume=tmp_path)
 
 
+def test_a_resumed_run_does_not_overwrite_another(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    pretrain(tiny(num_steps=1), out=first)
+    pretrain(tiny(num_steps=1, seed=1), out=second)
+    older = first / "older.safetensors"
+    older.write_bytes((first / NAME).read_bytes())
+    before = (second / NAME).read_bytes()
+    for options in ({"resume": first, "out": second}, {"resume": older}):
+        with pytest.raises(FileExistsError, match="out: expected a directory without another"):
+            pretrain(tiny(num_steps=2), **options)
+    assert (second / NAME).read_bytes() == before
+    assert pretrain(tiny(num_steps=2), resume=first / NAME, out=first).step == 2
+    assert pretrain(tiny(num_steps=2), resume=older, out=tmp_path / "third").step == 2
+
+
+def test_a_file_is_no_directory_to_write_to(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("text")
+    with pytest.raises(NotADirectoryError, match=r"out: expected a directory, got the file .*text"):
+        pretrain(tiny(num_steps=1), out=tmp_path / "text")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_needs_no_gradients_outside(mode: Any) -> None:
+    expected = pretrain(tiny(num_steps=2))
+    with mode():
+        assert_equal(pretrain(tiny(num_steps=2)), expected)
+
+
+@pytest.mark.parametrize("family", ["boyan", "loop", "garnet", "random-walk"])
+def test_the_default_device_does_not_matter(family: Any) -> None:
+    config = tiny(num_steps=2, family=family, features="uniform")
+    expected = pretrain(config)
+    with torch.device("meta"):
+        found = pretrain(config)
+    assert_equal(found, expected)
+
+
 def test_a_run_that_diverges_is_saved_and_says_so(tmp_path: Path) -> None:
     config = tiny(num_steps=3, optimizer="sgd", learning_rate=1e200, max_gradient_norm=0.0)
     result = pretrain(config, out=tmp_path)

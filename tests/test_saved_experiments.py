@@ -101,6 +101,11 @@ def test_other_names_are_refused(folder: Path) -> None:
         load_experiment("huge")
 
 
+def test_files_of_another_kind_are_no_experiments(folder: Path) -> None:
+    with refuses(FileNotFoundError, r"other: expected one of \[tiny\], got no such experiment"):
+        load_experiment("other", folder=folder)
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_is_shipped_fits_together(name: str) -> None:
     """Settings are those of the script, and the history ends at the weights."""

@@ -15,6 +15,7 @@ from browse import isolate, pages, serve
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[1]
 AXE = ROOT / "_vendor" / "axe" / "axe.min.js"
+SHARES = 5  # of the pages, for as many processes
 
 # What a reader would see of mathematics or markup that was not rendered.
 READ = r"""() => {
@@ -106,14 +107,15 @@ def report(faults: dict[str, Any]) -> dict[str, Any]:
     return {name: found for name, found in faults.items() if found}
 
 
+@pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_under_a_sub_path(
-    site: Path, browser: Browser, address: str, scheme: Literal["light", "dark"]
+    site: Path, browser: Browser, address: str, scheme: Literal["light", "dark"], share: int
 ) -> None:
     """No request to others, no error, all rendered, accessible; then on a narrow screen."""
     tab = open_tab(browser, address, scheme)
     found: dict[str, list[str]] = {}
-    for name in pages(site):
+    for name in pages(site)[share::SHARES]:
         tab.page.set_viewport_size({"width": 1300, "height": 900})
         found[name] = tab.open(name)
         assert tab.page.evaluate("document.documentElement.dataset.theme") == scheme
@@ -122,6 +124,7 @@ def test_every_page_under_a_sub_path(
         tab.page.set_viewport_size({"width": 375, "height": 800})
         tab.page.wait_for_timeout(100)
         found[name] += tab.page.evaluate(MEASURE)
+    tab.page.context.close()
     assert report(found) == {}
 
 
@@ -141,7 +144,9 @@ def test_every_page_from_the_disk(site: Path, browser: Browser) -> None:
     tab = open_tab(browser, site.as_uri() + "/")
     # The page for missing addresses is a server's: it names its files from the root.
     names = [name for name in pages(site) if name != "404.html"]
-    assert report({name: tab.open(name) for name in names}) == {}
+    found = {name: tab.open(name) for name in names}
+    tab.page.context.close()
+    assert report(found) == {}
 
 
 def test_the_address_of_the_site_leads_to_the_first_page(browser: Browser, address: str) -> None:

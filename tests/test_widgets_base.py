@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import traitlets
 from playwright.sync_api import Browser, Page
 
@@ -17,6 +18,7 @@ import ictd.widgets
 from ictd.widgets import Explorer, KernelExplorer, TDExplorer
 from ictd.widgets._base import describe_control, setting
 from ictd.widgets._random import Mulberry32, categorical
+from ictd.widgets.emergence import _answers
 from strategies import refuses
 from widgets_harness import IMPORT, blank_page, displayed_faults, is_close, mount, shown
 
@@ -80,6 +82,24 @@ def test_settings_out_of_range_are_refused() -> None:
     for positions in ([[0.0, 0.0]], [[0.0, 0.0], [2.0, 0.0]], [[0.0], [1.0]]):
         with refuses(traitlets.TraitError, "positions: expected two to eight pairs .*"):
             KernelExplorer(positions=positions)
+
+
+@every_kind
+def test_numbers_that_are_none_are_refused(kind: type[Explorer]) -> None:
+    explorer = kind()
+    for name, trait in kind.class_traits(setting=True).items():
+        if isinstance(trait, traitlets.Int | traitlets.Float):
+            for value in (float("nan"), True):
+                with pytest.raises(traitlets.TraitError, match=name):
+                    setattr(explorer, name, value)
+
+
+@every_kind
+def test_random_numbers_of_others_are_left_alone(kind: type[Explorer]) -> None:
+    state = torch.get_rng_state()
+    _answers.cache_clear()
+    kind().compute()
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_what_is_shown_is_read_only() -> None:

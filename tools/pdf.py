@@ -34,9 +34,24 @@ STYLE = """
   @bottom-center { content: counter(page); font: 9pt sans-serif; }
 }
 /* The theme's second title and list of sections; and what folds and unfolds. */
-.onlyprint, details.hide > summary, .toggle-button { display: none !important; }
+.onlyprint, details.hide > summary, .toggle-button, .sd-summary-state-marker {
+  display: none !important;
+}
+*, ::before, ::after { animation: none !important; transition: none !important; }
 .bd-article h1 { display: block !important; }
-.cell_input, .cell_output, figure { break-inside: avoid; }
+/* Where sheets end: not within these, and not after what introduces the next. */
+.cell_input, .cell_output, figure, tr { break-inside: avoid; }
+.bd-main .bd-content :is(table:has(tr:nth-child(9)), details, details .admonition, .solution) {
+  break-inside: auto;
+}
+summary, dt, caption, .rubric, .admonition-title, p:has(+ .pst-scrollable-table-container) {
+  break-after: avoid;
+}
+tbody tr:first-child { break-before: avoid; }
+.bd-article :is(.admonition, details, .proof) { box-shadow: none !important; }
+/* Room below the last cell can fill a sheet of its own. */
+section > .cell:last-child, section > .cell:last-child > .cell_output { margin: 0 !important; }
+.cell_output pre { overflow-wrap: anywhere; white-space: pre-wrap; }
 :is(.bd-main, .bd-content, .bd-article-container, .bd-article) {
   margin: 0 !important;
   max-width: none !important;

@@ -16,6 +16,22 @@ document.addEventListener("DOMContentLoaded", () => {
     }
   });
 
+  document.querySelectorAll(".bd-article .cell_output pre").forEach((output) => {
+    output.classList.toggle("one-line", !output.textContent.trim().includes("\n"));
+  });
+
+  // A line never begins with the full stop after a formula, nor ends with the bracket before one.
+  document.querySelectorAll(".bd-article span.math").forEach((formula) => {
+    const { previousSibling: before, nextSibling: after } = formula;
+    const opening = before instanceof Text ? before.data.match(/[([\u201c]+$/) : null;
+    const closing = after instanceof Text ? after.data.match(/^[.,;:!?)\]\u201d\u2019]+/) : null;
+    if (opening) formula.prepend(before.splitText(opening.index));
+    if (closing) {
+      after.splitText(closing[0].length);
+      formula.append(after);
+    }
+  });
+
   const sidebar = document.getElementById("pst-primary-sidebar");
   if (sidebar) {
     sidebar.setAttribute("role", "region");

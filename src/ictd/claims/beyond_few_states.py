@@ -33,7 +33,7 @@ def trace(matrix: Tensor) -> Tensor:
 @claim(
     "prop-two-states",
     page=PAGE,
-    statement="Two states are always stable, and every α < 2/(1+γ) converges.",
+    statement="Two states are always stable; with one discount every α < 2/(1+γ) converges.",
     functions=("step_size_limit",),
     tolerance=1e-9,
     attained=0.999,

@@ -210,7 +210,7 @@ def successor(generator: torch.Generator) -> Outcome:
 @claim(
     "prop-floor",
     page=PAGE,
-    statement="Whatever the attention, 1 - α(1-γ) is an eigenvalue: no attention is faster.",
+    statement="With one discount 1 - α(1-γ) is always an eigenvalue: no attention is faster.",
     functions=("iteration_matrix", "spectral_radius"),
     tolerance=1e-9,
     attained=0.999999,

@@ -113,14 +113,18 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 
 def _read_json(path: Path, text: str | None) -> dict[str, Any]:
     try:
-        about = json.loads(text or "null")
-    except json.JSONDecodeError as error:
+        about = json.loads(text or "null", parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged: its header is no JSON ({error})") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise CheckpointError(
             f"{path}: expected a checkpoint of ictd.pretraining, got a foreign safetensors file"
         )
     return about
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _sort(
@@ -162,6 +166,32 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def folder_of(resume: Path | None, out: Path | None) -> Path | None:
+    """Where a run writes to: ``out``, or where that lies which it resumes, or nowhere."""
+    if out is not None or resume is None:
+        return out
+    return resume if resume.is_dir() else resume.parent
+
+
+def check_folder(folder: Path, source: Path | None) -> None:
+    """Raise unless a run may write there: over nothing but what it resumes."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"out: expected a directory, got the file {folder}")
+    there = folder / NAME
+    if not there.exists():
+        return
+    if source is None:
+        raise FileExistsError(
+            f"out: expected a directory without a checkpoint, got {folder}: resume it, or move it"
+        )
+    source = source / NAME if source.is_dir() else source
+    if source.exists() and not source.samefile(there):
+        raise FileExistsError(
+            f"out: expected a directory without another checkpoint than {source}, got {folder}: "
+            "move that one, or write elsewhere"
+        )
 
 
 def json_lines(records: list[dict[str, Any]]) -> str:

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from ictd.pretraining.checkpoint import NAME
+from ictd.pretraining.checkpoint import NAME, folder_of
 from ictd.pretraining.config import PretrainConfig
 from ictd.pretraining.evaluate import Changes, evaluate
 from ictd.pretraining.pretrained import load_pretrained
@@ -65,7 +65,7 @@ def pretrain_command(
     except (ValueError, OSError) as error:
         return _complain(error)
     if first:
-        _report(result, out if out is not None or resume is None else resume)
+        _report(result, folder_of(resume, out))
     return 0 if result.step == config.num_steps else 130
 
 
@@ -106,7 +106,10 @@ def evaluate_command(
         sys.stdout.write(text)
         return 0
     if json is not None:
-        json.write_text(text, encoding="utf-8")
+        try:
+            json.write_text(text, encoding="utf-8")
+        except OSError as error:
+            return _complain(error)
     _show(metrics, f"{checkpoint}, step {result.step}")
     return 0
 
@@ -170,8 +173,7 @@ def _report(result: PretrainResult, folder: Path | None) -> None:
     }
     _show(last, f"step {result.step} of {result.config.num_steps}")
     if folder is not None:
-        place = folder / NAME if folder.is_dir() else folder
-        Console().print(f"saved: {place}", markup=False, highlight=False, soft_wrap=True)
+        Console().print(f"saved: {folder / NAME}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(metrics: dict[str, Any], title: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 
-__all__ = ["PretrainConfig"]
+__all__ = ["PretrainConfig", "check_config", "check_kind"]
 
 Family = Literal["boyan", "loop", "garnet", "random-walk"]
 Features = Literal["unit-sphere", "one-hot", "uniform"]
@@ -31,6 +31,13 @@ _AT_LEAST = {
 _POSITIVE = ("learning_rate", "initial_scale")
 _NOT_NEGATIVE = ("weight_decay", "momentum", "max_gradient_norm")
 _FREE = {"num_steps", "log_every", "checkpoint_every", "device"}  # may change on resuming
+
+
+def check_kind(name: str, value: object, kind: type, hint: str) -> None:
+    """Raise TypeError unless a record is of its kind; the hint says how one is made."""
+    if not isinstance(value, kind):
+        got = type(value).__name__
+        raise TypeError(f"{name}: expected a {kind.__name__}, got {got}: {hint}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,7 +157,12 @@ class PretrainConfig:
             return
         fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
         if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-            object.__setattr__(self, name, float(value))
+            try:
+                object.__setattr__(self, name, float(value))
+            except OverflowError:
+                raise ValueError(
+                    f"{name}: expected a finite number, got one that no float can hold"
+                ) from None
         elif not fits:
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
@@ -274,3 +286,8 @@ class PretrainConfig:
                 raise ValueError(
                     f"{field.name}: expected {theirs!r}, as in the checkpoint, got {ours!r}"
                 )
+
+
+def check_config(config: object) -> None:
+    """Raise TypeError unless this is a config."""
+    check_kind("config", config, PretrainConfig, "make one with PretrainConfig(...)")

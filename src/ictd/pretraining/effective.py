@@ -31,7 +31,8 @@ def effective_weights(model: InContextTD) -> Float[Tensor, "layer 3"]:
     Args:
         model: The Transformer. Of structured layers these are the value weights themselves; with
             one head the shift puts :math:`e_{d+1} \omega_R` in the place of
-            :math:`V_{tgt} e_d`.
+            :math:`V_{tgt} e_d`, and row :math:`d + 1` of :math:`V_{cur}`, which it overwrites,
+            counts as zero.
 
     Returns:
         Dimensionless, ``[1, 3]`` if the layers are looped, ``[L, 3]`` if not.
@@ -62,5 +63,9 @@ def _of_layer(layer: Layer) -> Tensor:
     V, d = layer.value_current, layer.feature_dim
     by_reward, values = V[:, d], V[-1]
     straight = values[d]
-    onward = values @ layer.value_target[:, d] if layer.has_target_head else values[-2] * straight
-    return torch.stack([straight, onward / straight, values @ by_reward / straight])
+    own = values @ by_reward
+    if layer.has_target_head:
+        onward = values @ layer.value_target[:, d]
+    else:  # the shift overwrites the target row
+        onward, own = values[-2] * straight, own - values[-2] * by_reward[-2]
+    return torch.stack([straight, onward / straight, own / straight])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ictd.pretraining.checkpoint import as_json
-from ictd.pretraining.config import Family, PretrainConfig
+from ictd.pretraining.config import Family, PretrainConfig, check_kind
 from ictd.pretraining.distributed import find_device
 from ictd.pretraining.metrics import measure
 from ictd.pretraining.models import Model, stack_parameters, unstack_parameters
@@ -59,6 +59,7 @@ def evaluate(
     Raises:
         ValueError: If a number is out of range, untied models are to run at another depth, or
             torch does not find the device.
+        TypeError: If ``result`` or ``changes`` is of another kind.
 
     Example:
         >>> from ictd.pretraining import PretrainConfig, evaluate, pretrain
@@ -74,7 +75,8 @@ def prepared(
     result: PretrainResult, changes: Changes | None, device: torch.device | str
 ) -> tuple[PretrainConfig, Model, dict[str, nn.Parameter], Tasks]:
     """The settings, a template of the models, their stacked weights, and the tasks."""
-    changes = Changes() if changes is None else changes
+    check_result(result)
+    changes = checked(changes)
     if changes.num_layers not in (None, result.config.num_layers) and not result.config.looped:
         raise ValueError(
             f"num_layers: expected {result.config.num_layers}, as the layers are not looped, "
@@ -99,6 +101,19 @@ def evaluation_tasks(
         num_tasks=config.num_evaluation_tasks,
         device=find_device(device),
     )
+
+
+def check_result(result: object) -> None:
+    """Raise TypeError unless this is what a training returned."""
+    check_kind("result", result, PretrainResult, "pretrain or load_pretrained returns one")
+
+
+def checked(changes: Changes | None) -> Changes:
+    """The changes, none for None; raises TypeError where they are something else."""
+    if changes is None:
+        return Changes()
+    check_kind("changes", changes, Changes, "make one with Changes(...)")
+    return changes
 
 
 def changed(config: PretrainConfig, changes: Changes) -> PretrainConfig:

@@ -105,7 +105,7 @@ def layer_values(
         tasks are the same for all replicas.
 
     Raises:
-        ValueError: As :func:`ictd.pretraining.evaluate`.
+        ValueError, TypeError: As :func:`ictd.pretraining.evaluate`.
 
     Note:
         No gradient is kept. Full layers may use entries of their matrices that no :math:`A` and

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ictd.pretraining.checkpoint import as_json
 from ictd.pretraining.config import PretrainConfig
-from ictd.pretraining.evaluate import Changes, changed, evaluation_tasks
+from ictd.pretraining.evaluate import Changes, changed, check_result, checked, evaluation_tasks
 from ictd.pretraining.reading import SIGNS, Reading, follow
 from ictd.pretraining.tasks import Tasks
 from ictd.pretraining.train import PretrainResult
@@ -22,6 +22,8 @@ SAMPLE = 1024  # tasks on which the weights are sought
 SCALES = (50.0, 20.0, 10.0, 5.0, 2.0, 1.0)  # κ of A = κI
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def optimum(result: PretrainResult, changes: Changes | None = None) -> dict[str, Any]:
     r"""Seek the best w of a looped layer with :math:`A = \kappa I`, beside what was trained.
 
@@ -54,6 +56,7 @@ def optimum(result: PretrainResult, changes: Changes | None = None) -> dict[str,
 
     Raises:
         ValueError: If the models are of another kind.
+        TypeError: If ``result`` or ``changes`` is of another kind.
 
     Note:
         Sought on 1,024 tasks of the seed after that of the evaluation, the same all the way, in
@@ -67,13 +70,14 @@ def optimum(result: PretrainResult, changes: Changes | None = None) -> dict[str,
         >>> found["sought"][1]["msve"]["msve"] < found["trained"]["msve"]
         True
     """
-    config = result.config
+    check_result(result)
+    config, changes = result.config, checked(changes)
     if config.attention != "softmax" or config.parametrization != "structured" or not config.looped:
         raise ValueError(
             "result: expected looped structured models with softmax attention, got "
             f"{config.parametrization} {config.attention} ones, looped = {config.looped}"
         )
-    config = changed(config, Changes() if changes is None else changes)
+    config = changed(config, changes)
     config = dataclasses.replace(config, dtype="float64")
     tasks = evaluation_tasks(config)
     config = dataclasses.replace(config, seed=config.seed + 1, num_evaluation_tasks=SAMPLE)

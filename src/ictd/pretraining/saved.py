@@ -113,7 +113,7 @@ def load_experiment(name: str, *, folder: str | Path | None = None) -> Experimen
         (20, [1.0, 1.0, -1.0])
     """
     path = (FOLDER if folder is None else Path(folder)) / f"{name}.json"
-    if not path.is_file():
+    if not path.is_file() or not _is_experiment(path):
         known = ", ".join(experiment_names(folder))
         raise FileNotFoundError(f"{name}: expected one of [{known}], got no such experiment")
     saved = json.loads(path.read_text(encoding="utf-8"))

@@ -74,7 +74,9 @@ def seeded(seed: int, stream: Stream, step: int = 0) -> torch.Generator:
     """Return a generator for one purpose, independent of those for all others."""
     mixed = np.random.SeedSequence([seed, STREAMS.index(stream), step])
     # 63 bits: what every generator of torch takes.
-    return torch.Generator().manual_seed(int(mixed.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+    return torch.Generator("cpu").manual_seed(
+        int(mixed.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    )
 
 
 def draw_tasks(
@@ -186,7 +188,7 @@ def draw_features(config: PretrainConfig, num_tasks: int, generator: torch.Gener
 
 
 def _uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    return torch.rand(tuple(shape), generator=generator, dtype=torch.float64)
+    return torch.rand(tuple(shape), generator=generator, device="cpu", dtype=torch.float64)
 
 
 def _walk(mrp: MarkovRewardProcess, uniforms: Tensor) -> Trajectory:

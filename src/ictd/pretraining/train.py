@@ -17,13 +17,15 @@ from ictd.pretraining.checkpoint import (
     Checkpoint,
     CheckpointError,
     as_json,
+    check_folder,
+    folder_of,
     json_lines,
     load_checkpoint,
     save_checkpoint,
     versions,
     write_atomically,
 )
-from ictd.pretraining.config import PretrainConfig
+from ictd.pretraining.config import PretrainConfig, check_config
 from ictd.pretraining.distributed import Processes, joined
 from ictd.pretraining.loss import query_loss
 from ictd.pretraining.metrics import measure
@@ -97,7 +99,9 @@ def pretrain(
 
     Raises:
         FileExistsError: If ``out`` already holds a checkpoint that is not resumed.
+        NotADirectoryError: If ``out`` is a file.
         FileNotFoundError: If there is nothing to resume.
+        TypeError: If ``config`` is something else.
         ValueError: If the config is not that of the checkpoint, the tasks cannot be shared out
             among the processes, or torch does not find the device; a
             :class:`ictd.pretraining.CheckpointError` if the file is damaged or foreign.
@@ -113,15 +117,12 @@ def pretrain(
         >>> result.step, [record["step"] for record in result.history]
         (2, [0, 2])
     """
+    check_config(config)
     source = None if resume is None else Path(resume)
-    folder = None if out is None else Path(out)
-    if folder is None and source is not None:
-        folder = source if source.is_dir() else source.parent
-    if source is None and folder is not None and (folder / NAME).exists():
-        raise FileExistsError(
-            f"out: expected a directory without a checkpoint, got {folder}: resume it, or move it"
-        )
-    with joined(config.device) as processes:
+    folder = folder_of(source, None if out is None else Path(out))
+    if folder is not None:
+        check_folder(folder, source)
+    with torch.inference_mode(False), torch.enable_grad(), joined(config.device) as processes:
         processes.part(config.num_tasks)
         run = Trainer(config, processes, folder)
         if source is not None:

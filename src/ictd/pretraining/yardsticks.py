@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ictd._checks import check_int
 from ictd.lumped import lumped_td
-from ictd.pretraining.config import PretrainConfig
-from ictd.pretraining.evaluate import Changes, changed, evaluation_tasks
+from ictd.pretraining.config import PretrainConfig, check_config
+from ictd.pretraining.evaluate import Changes, changed, checked, evaluation_tasks
 from ictd.pretraining.tasks import Tasks
 from ictd.scores import BilinearScore
 from ictd.state_attention import lumped_attention
@@ -60,6 +61,7 @@ def yardsticks(
 
     Raises:
         ValueError: If a number is out of range.
+        TypeError: If ``config`` or ``changes`` is of another kind.
 
     Note:
         In float64, all tasks at once. Step sizes are tried from 1/4 to 8, :math:`\kappa` from 1/2
@@ -71,7 +73,8 @@ def yardsticks(
         >>> found["best-linear"]["msve"] <= found["lstd"]["msve"]
         True
     """
-    config = changed(config, Changes() if changes is None else changes)
+    check_config(config)
+    config = changed(config, checked(changes))
     config = dataclasses.replace(config, dtype="float64")
     tasks = evaluation_tasks(config, device=device)
     others = evaluation_tasks(dataclasses.replace(config, seed=config.seed + 1), device=device)
@@ -116,6 +119,7 @@ def multiply_adds(config: PretrainConfig, num_queries: int = 1) -> int:
 
     Raises:
         ValueError: If ``num_queries`` is negative.
+        TypeError: If it is no integer, or ``config`` of another kind.
 
     Note:
         Of the layers as they are defined, on tokens, without the :math:`n (n + q)` exponentials
@@ -128,8 +132,8 @@ def multiply_adds(config: PretrainConfig, num_queries: int = 1) -> int:
         >>> round(multiply_adds(softmax, 10) / multiply_adds(linear, 10), 1)
         14.1
     """
-    if num_queries < 0:
-        raise ValueError(f"num_queries: expected an integer >= 0, got {num_queries}")
+    check_config(config)
+    check_int("num_queries", num_queries, 0)
     n, d = config.context_length, config.feature_dim
     tokens = n + num_queries
     if config.attention == "softmax":

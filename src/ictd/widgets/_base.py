@@ -14,10 +14,34 @@ from matplotlib.figure import Figure
 
 from ictd import plotting
 
-__all__ = ["Explorer", "setting"]
+__all__ = ["Explorer", "Float", "Int", "setting"]
 
 _FOLDER = files("ictd.widgets") / "js"
 _Trait = TypeVar("_Trait", bound="traitlets.TraitType[Any, Any]")
+
+
+class Float(traitlets.Float[float, int | float]):
+    """A number that a setting may be: traitlets lets NaN pass every range, and bools be numbers."""
+
+    info_text = "a number"
+
+    def validate(self, obj: Any, value: Any) -> float:
+        if isinstance(value, bool) or value != value:
+            self.error(obj, value)
+        found: float = super().validate(obj, value)
+        return found
+
+
+class Int(traitlets.Int[int, int]):
+    """A number that a setting may be, likewise."""
+
+    info_text = "an integer"
+
+    def validate(self, obj: Any, value: Any) -> int:
+        if isinstance(value, bool):
+            self.error(obj, value)
+        found: int = super().validate(obj, value)
+        return found
 
 
 def setting(trait: _Trait, label: str | None = None, **how: Any) -> _Trait:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import ictd
 from ictd import plotting
-from ictd.widgets._base import Explorer, setting
+from ictd.widgets._base import Explorer, Float, Int, setting
 from ictd.widgets._random import Mulberry32, categorical, normalized
 
 __all__ = ["DepthContextExplorer"]
@@ -59,18 +59,18 @@ class DepthContextExplorer(Explorer):
     script = "depth_context"
     title = "Explorer: depth and context"
 
-    num_layers = setting(traitlets.Int(30, min=0, max=_LAYERS), "Layers L")
-    context_length = setting(traitlets.Int(400, min=20, max=_LONGEST), "Transitions n", step=20)
-    discount = setting(traitlets.Float(0.8, min=0.0, max=0.98), "Discount γ", step=0.01)
-    beta = setting(traitlets.Float(7.0, min=0.0, max=24.0), "β (A = β I)", step=0.1)
-    step_size = setting(traitlets.Float(1.0, min=0.05, max=2.0), "Step size α", step=0.05)
+    num_layers = setting(Int(30, min=0, max=_LAYERS), "Layers L")
+    context_length = setting(Int(400, min=20, max=_LONGEST), "Transitions n", step=20)
+    discount = setting(Float(0.8, min=0.0, max=0.98), "Discount γ", step=0.01)
+    beta = setting(Float(7.0, min=0.0, max=24.0), "β (A = β I)", step=0.1)
+    step_size = setting(Float(1.0, min=0.05, max=2.0), "Step size α", step=0.05)
     chain = setting(
         traitlets.Enum(["boyan", "ring"], "boyan"),
         "Chain",
         options={"boyan": "Boyan's chain", "ring": "ring of states"},
     )
-    walk = setting(traitlets.Int(0, min=0, max=_WALKS - 1), "Chosen context")
-    seed = setting(traitlets.Int(7, min=0, max=99), "Seed of the chain")
+    walk = setting(Int(0, min=0, max=_WALKS - 1), "Chosen context")
+    seed = setting(Int(7, min=0, max=99), "Seed of the chain")
 
     def process(self) -> ictd.MarkovRewardProcess:
         """Draw the chain.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import ictd
 from ictd import plotting
-from ictd.widgets._base import Explorer, setting
+from ictd.widgets._base import Explorer, Int, setting
 
 __all__ = ["EmergencePlayer"]
 
@@ -62,8 +62,8 @@ class EmergencePlayer(Explorer):
     title = "Explorer: pretraining, played back"
 
     run = setting(traitlets.Enum(["small start", "large start"], "small start"), "Run")
-    seed = setting(traitlets.Int(4, min=2, max=4), "Seed")
-    step = setting(traitlets.Int(_LAST, min=0, max=_LAST), "Step", step=_EVERY)
+    seed = setting(Int(4, min=2, max=4), "Seed")
+    step = setting(Int(_LAST, min=0, max=_LAST), "Step", step=_EVERY)
     data = setting(traitlets.Dict(read_only=True))
 
     @traitlets.default("data")
@@ -165,7 +165,12 @@ def _answers(run: str, seed: int) -> tuple[Tensor, Tensor]:
     config, weights = saved["config"], saved["seeds"][str(seed)]
     features, context = _task("features"), _context()
     prompt = context.prompt(features).with_queries(features)
-    model = ictd.InContextTD(config["feature_dim"], config["num_layers"], dtype=torch.float64)
+    model = ictd.InContextTD(
+        config["feature_dim"],
+        config["num_layers"],
+        generator=torch.Generator(),  # what it draws is replaced
+        dtype=torch.float64,
+    )
     attention, values = [], []
     for matrix, w in zip(weights["attention"], weights["value_weights"], strict=True):
         loaded = {"attention": matrix, "value_weights": w}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import ictd
 from ictd import plotting
-from ictd.widgets._base import Explorer, setting
+from ictd.widgets._base import Explorer, Float, Int, setting
 
 __all__ = ["KernelExplorer"]
 
@@ -72,15 +72,13 @@ class KernelExplorer(Explorer):
             "indefinite": "diag(1, −1)",
         },
     )
-    bandwidth = setting(
-        traitlets.Float(0.7, min=0.05, max=20.0), "Bandwidth h", log=True, decimals=2
-    )
+    bandwidth = setting(Float(0.7, min=0.05, max=20.0), "Bandwidth h", log=True, decimals=2)
     weights = setting(
         traitlets.Enum(["equal", "increasing"], "equal"),
         "Visits",
         options={"equal": "all equally often", "increasing": "state s: s + 1 times"},
     )
-    selected = setting(traitlets.Int(1, min=0, max=7))
+    selected = setting(Int(1, min=0, max=7))
     positions = setting(traitlets.List(traitlets.List(traitlets.Float()), _PLACES))
 
     @traitlets.validate("positions")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import ictd
 from ictd import plotting
-from ictd.widgets._base import Explorer, setting
+from ictd.widgets._base import Explorer, Float, Int, setting
 from ictd.widgets._random import Mulberry32
 
 __all__ = ["LayerExplorer"]
@@ -63,18 +63,18 @@ class LayerExplorer(Explorer):
     script = "layer"
     title = "Explorer: inside the layer"
 
-    layer = setting(traitlets.Int(1, min=0, max=_LAYERS), "Layers passed, l")
+    layer = setting(Int(1, min=0, max=_LAYERS), "Layers passed, l")
     heads = setting(
         traitlets.Enum(["two", "one"], "two"),
         "Form of the layer",
         options={"two": "two heads", "one": "one head and the shift"},
     )
-    beta = setting(traitlets.Float(3.0, min=0.0, max=12.0), "β (A = β I)", step=0.1)
-    step_size = setting(traitlets.Float(1.0, min=0.05, max=1.0), "Step size α", step=0.05)
-    discount = setting(traitlets.Float(0.9, min=0.0, max=1.0), "Discount γ", step=0.01)
-    seed = setting(traitlets.Int(28, min=0, max=99), "Seed of the walk")
+    beta = setting(Float(3.0, min=0.0, max=12.0), "β (A = β I)", step=0.1)
+    step_size = setting(Float(1.0, min=0.05, max=1.0), "Step size α", step=0.05)
+    discount = setting(Float(0.9, min=0.0, max=1.0), "Discount γ", step=0.01)
+    seed = setting(Int(28, min=0, max=99), "Seed of the walk")
     mask = setting(traitlets.Bool(True), "Mask what is no key")
-    column = setting(traitlets.Int(2, min=0, max=_TOKENS))
+    column = setting(Int(2, min=0, max=_TOKENS))
 
     def walk(self) -> ictd.Trajectory:
         """Draw the walk.
@@ -187,7 +187,10 @@ class LayerExplorer(Explorer):
         """The prompt matrix before each layer, and after the last: ``[layers + 2, row, token]``."""
         matrix = self.beta * torch.eye(2, dtype=torch.float64)
         make = ictd.SingleHeadLayer if heads == "one" else ictd.DualHeadLayer
-        layer = make(2, dtype=torch.float64).construct(matrix, self.step_size)
+        layer = make(
+            2, generator=torch.Generator(), dtype=torch.float64
+        )  # what it draws is replaced
+        layer.construct(matrix, self.step_size)
         history = [prompt.matrix()]
         for _ in range(_LAYERS + 1):
             history.append(layer(history[-1], prompt.discounts, is_key, prompt.is_terminal))

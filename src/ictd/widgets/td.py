@@ -11,7 +11,7 @@ from torch import Tensor
 
 import ictd
 from ictd import plotting
-from ictd.widgets._base import Explorer, setting
+from ictd.widgets._base import Explorer, Float, Int, setting
 from ictd.widgets._random import Mulberry32, categorical, normalized
 
 __all__ = ["TDExplorer"]
@@ -73,12 +73,12 @@ class TDExplorer(Explorer):
         "Chain",
         options={"random": "random draw", "classic": "Boyan's own"},
     )
-    num_states = setting(traitlets.Int(6, min=3, max=10), "States m")
-    discount = setting(traitlets.Float(0.9, min=0.0, max=0.99), "Discount γ", step=0.01)
-    step_size = setting(traitlets.Float(2.0, min=0.05, max=4.0), "Step size α", step=0.05)
-    num_transitions = setting(traitlets.Int(60, min=20, max=400), "Length n of the record", step=20)
-    seed = setting(traitlets.Int(3, min=0, max=99), "Seed of chain and record")
-    step = setting(traitlets.Int(0, min=0, max=400), "Steps t")
+    num_states = setting(Int(6, min=3, max=10), "States m")
+    discount = setting(Float(0.9, min=0.0, max=0.99), "Discount γ", step=0.01)
+    step_size = setting(Float(2.0, min=0.05, max=4.0), "Step size α", step=0.05)
+    num_transitions = setting(Int(60, min=20, max=400), "Length n of the record", step=20)
+    seed = setting(Int(3, min=0, max=99), "Seed of chain and record")
+    step = setting(Int(0, min=0, max=400), "Steps t")
 
     def process(self) -> ictd.MarkovRewardProcess:
         """Draw the chain.
