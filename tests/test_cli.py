@@ -236,3 +236,14 @@ def test_a_json_path_that_cannot_be_written_is_refused_first(
     for path in (tmp_path, tmp_path / "no" / "claims.json"):
         assert run(monkeypatch, made(), "--json", str(path)) == 2
         assert "json: expected a file in a folder that exists" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file that is always full")
+def test_a_disk_that_is_full_loses_no_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claims = made()
+    assert run(monkeypatch, claims, "--json", "/dev/full") == 2
+    told = capsys.readouterr()
+    assert all(label in told.out for label in claims)
+    assert "json: expected a file that can be written, got /dev/full: No space left" in told.err

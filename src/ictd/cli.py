@@ -79,14 +79,17 @@ def verify(
     start = time.perf_counter()
     results = _run(chosen, seed, jobs)
     seconds = time.perf_counter() - start
-    if json is not None:
-        text = jsonlib.dumps(_report(results, seed, seconds), indent=2, allow_nan=False) + "\n"
-        if str(json) == "-":
-            sys.stdout.write(text)
-        else:
-            json.write_text(text, encoding="utf-8")
-    if str(json) != "-":
+    text = jsonlib.dumps(_report(results, seed, seconds), indent=2, allow_nan=False) + "\n"
+    if str(json) == "-":
+        sys.stdout.write(text)
+    else:
         _show(results, seconds)
+    if json is not None and str(json) != "-":
+        try:
+            json.write_text(text, encoding="utf-8")
+        except OSError as error:
+            _complain(f"json: expected a file that can be written, got {json}: {error.strerror}")
+            return 2
     return int(not all(result.holds for result in results))
 
 
