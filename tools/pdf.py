@@ -159,8 +159,8 @@ def front_page(tab: Page, parts: list[Part], site: str) -> PdfReader:
     return sheets(tab)
 
 
-def print_book(browser: Browser, folder: Path) -> bytes:
-    """The whole book."""
+def print_book(browser: Browser, folder: Path, docnames: list[str]) -> bytes:
+    """These pages of the book; `contents()` are all."""
     site = load("_config.yml")["html"]["baseurl"]
     parts: list[Part] = []
     with serve(folder) as address:
@@ -172,7 +172,7 @@ def print_book(browser: Browser, folder: Path) -> bytes:
         tab = context.new_page()
         tab.emulate_media(media="print")
         begins = 2
-        for docname in contents():
+        for docname in docnames:
             parts.append(print_page(tab, address, docname, site, begins))
             begins += len(parts[-1].sheets.pages)
         front = front_page(tab, parts, site)
@@ -220,7 +220,7 @@ def flat(entries: list[Any], depth: int = 0) -> Iterator[tuple[int, Any]]:
 
 def main() -> None:
     with chromium() as browser:
-        content = print_book(browser, SITE_FOLDER)
+        content = print_book(browser, SITE_FOLDER, contents())
     path = SITE_FOLDER / NAME
     path.write_bytes(content)
     print(f"The book is printed: {path}, {len(content) / 1e6:.1f} MB")
