@@ -84,7 +84,7 @@ def test_figures_are_not_dimmed_in_the_dark(site: Path, browser: Browser) -> Non
         isolate(context, address)
         for name in pages(site):
             if name.startswith("book/0"):
-                page.goto(address + name, wait_until="load")
+                page.goto(address + name, wait_until="domcontentloaded")
                 assert page.evaluate("document.documentElement.dataset.theme") == "dark"
                 looks |= set(page.evaluate(look))
     context.close()
