@@ -82,10 +82,10 @@ def test_figures_are_not_dimmed_in_the_dark(site: Path, browser: Browser) -> Non
     looks = set()
     with serve(site) as address:
         isolate(context, address)
-        for name in pages(site):
-            if name.startswith("book/0"):
-                page.goto(address + name, wait_until="domcontentloaded")
-                assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-                looks |= set(page.evaluate(look))
+        chapters = [name for name in pages(site) if name.startswith("book/0")]
+        for name in (chapters[0], chapters[-1]):
+            page.goto(address + name, wait_until="domcontentloaded")
+            assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+            looks |= set(page.evaluate(look))
     context.close()
     assert looks == {"none 1 normal"}
