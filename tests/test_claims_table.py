@@ -36,11 +36,11 @@ def test_a_row_says_everything() -> None:
         "    {class}`~ictd.InContextTD`, {func}`~ictd.softmax_td`, {meth}`~ictd.Prompt.trim`",
         "  - `thm-equivalence`",
         "",
-        "    ≥ 1,000 problems, to 1e-11, attained to 0.9",
+        "    ≥ 1,000 problems, to 1e\N{MINUS SIGN}11, attained to 0.9",
         ":::",
     ]
     exact = markdown([replace(claim, exact=True, attained=None, tolerance=1e-9)])
-    assert "    an exact example, to 1e-9\n" in exact
+    assert "    an exact example, to 1e\N{MINUS SIGN}9\n" in exact
     assert ", exactly\n" in markdown([replace(claim, attained=None, tolerance=0.0)])
 
 

@@ -72,7 +72,8 @@ def check(claim: Claim) -> str:
     """What is tried, and how exactly it must hold."""
     tried = "an exact example" if claim.exact else f"≥ {CASES:,} problems"
     tight = "" if claim.attained is None else f", attained to {claim.attained:g}"
-    exactly = f"to {claim.tolerance:.0e}".replace("e-0", "e-") if claim.tolerance else "exactly"
+    exactly = f"to {claim.tolerance:.0e}" if claim.tolerance else "exactly"
+    exactly = re.sub("e-0?", "e\N{MINUS SIGN}", exactly)  # a hyphen is where lines break
     return f"{tried}, {exactly}{tight}"
 
 
