@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json as jsonlib
 import math
 import os
 import platform
@@ -21,6 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import ictd
+from ictd._json_output import check_json, to_stdout, write_json
 from ictd.claims import Claim, Result, registry
 from ictd.claims._runner import run_claims
 
@@ -70,26 +70,24 @@ def verify(
         _complain(f"claim: expected a label of the book, got {label!r}{_close(label, claims)}")
     if jobs < 1:
         _complain(f"jobs: expected an integer >= 1, got {jobs}")
-    writable = json is None or str(json) == "-" or (json.parent.is_dir() and not json.is_dir())
-    if not writable:
-        _complain(f"json: expected a file in a folder that exists, got {json}")
-    if unknown or jobs < 1 or not writable:
+    try:
+        check_json(json)
+    except ValueError as error:
+        _complain(str(error))
+        return 2
+    if unknown or jobs < 1:
         return 2
     chosen = [claims[label] for label in dict.fromkeys(claim)] or list(claims.values())
     start = time.perf_counter()
     results = _run(chosen, seed, jobs)
     seconds = time.perf_counter() - start
-    text = jsonlib.dumps(_report(results, seed, seconds), indent=2, allow_nan=False) + "\n"
-    if str(json) == "-":
-        sys.stdout.write(text)
-    else:
+    if not to_stdout(json):
         _show(results, seconds)
-    if json is not None and str(json) != "-":
-        try:
-            json.write_text(text, encoding="utf-8")
-        except OSError as error:
-            _complain(f"json: expected a file that can be written, got {json}: {error.strerror}")
-            return 2
+    try:
+        write_json(json, _report(results, seed, seconds))
+    except ValueError as error:
+        _complain(str(error))
+        return 2
     return int(not all(result.holds for result in results))
 
 

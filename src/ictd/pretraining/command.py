@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as jsonlib
 import math
 import sys
 import time
@@ -21,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from ictd._json_output import check_json, to_stdout, write_json
 from ictd.pretraining.checkpoint import NAME, folder_of
 from ictd.pretraining.config import PretrainConfig
 from ictd.pretraining.evaluate import Changes, evaluate
@@ -87,9 +87,8 @@ def evaluate_command(
         json: Write the metrics to this file too; with - they go to standard output, as JSON and
             without the table.
     """
-    if json is not None and str(json) != "-" and (json.is_dir() or not json.parent.is_dir()):
-        return _complain(ValueError(f"json: expected a file in a folder that exists, got {json}"))
     try:
+        check_json(json)
         result = load_pretrained(checkpoint, device=device)
         metrics = evaluate(result, changes, device=device)
     except (ValueError, OSError) as error:
@@ -101,16 +100,12 @@ def evaluate_command(
         "changes": dataclasses.asdict(changes),
         "metrics": metrics,
     }
-    text = jsonlib.dumps(found, indent=2, allow_nan=False) + "\n"
-    if str(json) == "-":
-        sys.stdout.write(text)
-        return 0
-    if json is not None:
-        try:
-            json.write_text(text, encoding="utf-8")
-        except OSError as error:
-            return _complain(error)
-    _show(metrics, f"{checkpoint}, step {result.step}")
+    if not to_stdout(json):
+        _show(metrics, f"{checkpoint}, step {result.step}")
+    try:
+        write_json(json, found)
+    except ValueError as error:
+        return _complain(error)
     return 0
 
 
