@@ -403,6 +403,13 @@ def test_newton_finds_a_zero() -> None:
     assert_same(_zero(update, start), torch.tensor([2.0, 3.0]).double())
 
 
+def test_newton_leaves_alone_what_the_update_does_not_see() -> None:
+    """One layer reads nothing but rewards: two of its three weights have no slope."""
+    start = torch.tensor([1.0, 5.0, 7.0], dtype=torch.float64)
+    found = _zero(lambda point: torch.stack([point[0] - 2, 0 * point[1], 0 * point[2]]), start)
+    assert_same(found, torch.tensor([2.0, 5.0, 7.0]).double())
+
+
 def test_the_scale_of_what_was_trained_comes_first(sought: Sought) -> None:
     trained = sought.found["trained"]
     assert [entry["scale"] for entry in sought.found["sought"]] == pytest.approx([6.0, 20.0, 3.0])

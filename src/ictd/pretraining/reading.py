@@ -52,9 +52,12 @@ def follow(layers: Sequence[Reading], tasks: Tasks) -> Tensor:
     .. math:: v_{l+1} = v_l + \hat M_l\,(w_R \hat r + w_{v'} \hat P_\gamma v_l + w_v v_l)
     """
     history = [torch.zeros_like(tasks.record.reward)]
+    matrix, attention = None, history[0]
     for layer in layers:
-        attention = attention_on(tasks.record.counts, tasks, layer.matrix)
-        attention = attention.masked_fill(tasks.mrp.terminal.unsqueeze(-1), 0.0)
+        if layer.matrix is not matrix:  # of a loop all layers attend alike
+            matrix = layer.matrix
+            attention = attention_on(tasks.record.counts, tasks, matrix)
+            attention = attention.masked_fill(tasks.mrp.terminal.unsqueeze(-1), 0.0)
         read = reads(tasks.record, history[-1])
         weighed = (read * layer.weights[:, None, :, None]).sum(-2)
         history.append(history[-1] + (attention @ weighed.unsqueeze(-1)).squeeze(-1))
