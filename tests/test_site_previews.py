@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,20 +31,39 @@ def address(request: pytest.FixtureRequest, site: Path) -> Iterator[str]:
             yield served
 
 
-@pytest.fixture
-def tab(browser: Browser, address: str) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1300, "height": 900}, reduced_motion="reduce")
-    context.set_default_timeout(60_000)
+@dataclass
+class Opened:
+    """The chapter in a tab, and what went wrong there."""
+
+    page: Page
+    refused: list[str]
+    errors: list[str]
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, address: str) -> Iterator[Opened]:
+    context = browser.new_context(reduced_motion="reduce")
     refused = isolate(context, address)
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(address + CHAPTER, wait_until="load")
     page.evaluate("window.MathJax.startup.promise.then(() => undefined)")
-    yield page
-    assert refused == []
-    assert errors == []
+    yield Opened(page, refused, errors)
     context.close()
+
+
+@pytest.fixture
+def tab(opened: Opened) -> Iterator[Page]:
+    """The page as if it had just been opened."""
+    page = opened.page
+    page.set_viewport_size({"width": 1300, "height": 900})
+    page.mouse.move(2, 2)
+    page.evaluate("document.activeElement.blur()")
+    page.wait_for_selector(".tippy-content", state="detached")
+    yield page
+    assert opened.refused == []
+    assert opened.errors == []
 
 
 def preview(tab: Page) -> str:

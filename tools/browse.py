@@ -23,6 +23,8 @@ FLAGS = [
 ]
 
 
+TIMEOUT = 120_000  # milliseconds: long pages take their time where other programs run too
+
 # What GitHub Pages compresses on the way.
 COMPRESSED = {".css", ".html", ".ipynb", ".js", ".json", ".md", ".svg", ".txt", ".xml"}
 
@@ -104,6 +106,7 @@ def chromium() -> Iterator[Browser]:
 
 def isolate(context: BrowserContext, address: str) -> list[str]:
     """Refuse all requests that leave the address; give the list in which they will stand."""
+    context.set_default_timeout(TIMEOUT)
     refused: list[str] = []
 
     def decide(route: Route) -> None:

@@ -167,7 +167,6 @@ def print_book(browser: Browser, folder: Path, docnames: list[str]) -> bytes:
         context = browser.new_context(
             viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light"
         )
-        context.set_default_timeout(120_000)
         isolate(context, address)
         tab = context.new_page()
         tab.emulate_media(media="print")

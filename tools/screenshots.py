@@ -24,7 +24,6 @@ def main() -> None:
                 viewport={"width": width, "height": 900}, color_scheme=scheme
             )
             isolate(context, address)
-            context.set_default_timeout(120_000)  # the longest pages take their time
             tab = context.new_page()
             for page in pages(SITE_FOLDER):
                 if page.startswith("_modules/"):
