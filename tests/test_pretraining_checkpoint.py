@@ -235,6 +235,19 @@ def test_weights_alone_are_small_and_cannot_be_resumed(
         load_pretrained("large")
 
 
+def test_weights_alone_never_replace_what_can_be_resumed(run: Path, tmp_path: Path) -> None:
+    file = run / checkpoints.NAME
+    before = file.read_bytes()
+    for source in (run, file):
+        with pytest.raises(FileExistsError, match="target: expected a file that no run could be"):
+            save_pretrained(source, file)
+    assert file.read_bytes() == before
+    small = tmp_path / "small.safetensors"
+    for _ in range(2):  # weights over weights
+        save_pretrained(run, small)
+    assert load_pretrained(small).step == 3
+
+
 def test_every_shipped_file_loads() -> None:
     for name in pretrained_names():
         loaded = load_pretrained(name)

@@ -77,12 +77,19 @@ def save_pretrained(source: str | Path, target: str | Path) -> None:
 
     Args:
         source: The checkpoint, or the directory of a run.
-        target: The file to write.
+        target: The file to write; over no checkpoint that could be resumed.
 
     Raises:
-        ValueError: A :class:`ictd.pretraining.CheckpointError`, if the source is no checkpoint.
+        FileExistsError: If the target is such a checkpoint, the source itself for example.
+        ValueError: A :class:`ictd.pretraining.CheckpointError`, if the source is no checkpoint, or
+            the target is a file that is none.
     """
     saved = load_checkpoint(Path(source))
+    if Path(target).is_file() and load_checkpoint(Path(target)).optimizer:
+        raise FileExistsError(
+            f"target: expected a file that no run could be resumed from, got {target}: write "
+            "elsewhere, what its optimizer remembers would be lost"
+        )
     ends = [saved.history[0], saved.history[-1]]
     alone = Checkpoint(saved.config, saved.step, ends, saved.parameters, {}, saved.versions)
     save_checkpoint(Path(target), alone)
