@@ -37,7 +37,7 @@ def eigenvalues(flow: Tensor, features: Tensor, score: Score, discount: float) -
     attention = ictd.population_attention(mrp, features, score)
     report = ictd.stability(mrp, features, score=score)
     if bool(report.holds.any()) or float(report.kernel_td_step_limit) <= 0:
-        return []
+        raise ValueError("report: expected no certificate, and one for kernel TD")
     values = torch.linalg.eigvals(ictd.drift_matrix(attention, transition, discount)).tolist()
     return sorted(values, key=lambda value: (-value.real, value.imag))
 
@@ -51,7 +51,7 @@ def eigenvalues(flow: Tensor, features: Tensor, score: Score, discount: float) -
     exact=True,
 )
 def four_state_failure(generator: torch.Generator) -> Outcome:
-    """The eigenvalues to the digits printed, and the powers of a layer."""
+    """The eigenvalues to the digits printed, and how large the power of a layer becomes."""
     line = torch.tensor([[0.0], [5.0], [7.0], [8.0]], dtype=torch.float64)
     angles = torch.tensor([0.0, 50.0, 70.0, 80.0], dtype=torch.float64) * (math.pi / 180)
     circle = torch.stack([angles.cos(), angles.sin()], -1)
@@ -68,10 +68,20 @@ def four_state_failure(generator: torch.Generator) -> Outcome:
     for hub, features, score, gamma, printed, digits in cases:
         found = eigenvalues(hub_flows(hub), features, score, gamma)
         rounded = [
-            complex(round(x.real, k), round(x.imag, k)) for x, k in zip(found, digits, strict=False)
+            complex(round(x.real, k), round(x.imag, k)) for x, k in zip(found, digits, strict=True)
         ]
         wrong |= rounded != [complex(x) for x in printed]
     wrong |= min(x.real for x in eigenvalues(hub_flows(1000.0), circle, dot, 0.95)) >= 0
+    wrong |= min(x.real for x in eigenvalues(hub_flows(1000.0), circle, dot, 0.9)) <= 0
+    flow = hub_flows(1000.0)
+    slow = ictd.MarkovRewardProcess(
+        flow / flow.sum(-1, keepdim=True), torch.zeros(4, dtype=torch.float64), 0.99
+    )
+    layer = ictd.iteration_matrix(
+        ictd.population_attention(slow, circle, dot), slow.transition, 0.99, 1.0
+    )
+    power = torch.linalg.matrix_power(layer, 6000)
+    wrong |= round(float(torch.linalg.matrix_norm(power, 2))) != 4065
     # by hand: the first attention from powers of two
     visits = hub_flows(500.0).sum(-1)
     kernel = 2 ** (-((line - line.mT) ** 2) / 8)
@@ -189,5 +199,6 @@ def every_discount(generator: torch.Generator) -> Outcome:
         attention = (scores + visits.log()).softmax(-1)
         drift = attention @ (eye_like(onward) - onward)
         wrong |= bool((ictd.step_size_limit(drift) > 0).any())
+        wrong |= bool((ictd.step_size_limit(attention) <= 0).any())  # without a discount
     length = sphere.square().sum(-1)
     return Outcome(180, math.inf if wrong else gap(length, torch.ones_like(length)))
