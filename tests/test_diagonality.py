@@ -169,6 +169,28 @@ def test_the_sharp_rate_is_never_above_the_closed_form(m: float, g: float, a: fl
     assert ictd.sharp_rate(m, g, a) <= ictd.asymptotic_rate(m, g, a) + 1e-12
 
 
+@pytest.mark.parametrize("edge", ["inside", "m = 1", "g = 0", "a = 1", "a = m = 1"])
+def test_a_closed_form_that_converges_makes_every_step_up_to_one_converge(edge: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    m, g, a = 1 - torch.rand(3, 4000, generator=generator, dtype=torch.float64)  # in (0, 1]
+    m = torch.ones_like(m) if "m = 1" in edge else m
+    g = torch.zeros_like(g) if "g = 0" in edge else g * 0.999
+    a = torch.ones_like(a) if "a =" in edge else a
+    square, sharp = ictd.asymptotic_rate(m, g).square(), ictd.sharp_rate(m, g, a)
+    scale = 1 + square  # squares of (1 - m) / m can be large
+    assert ((sharp.square() - (1 - a * (1 - square))) / scale).max() < 1e-12
+    below = square < 1
+    assert below.sum() > 1000
+    assert (m[below] > 0.5).all()
+    assert (sharp[below] < 1).all()
+    assert (ictd.diagonality_step_limit(m[below], g[below]) > 1).all()
+
+
+def test_a_closed_form_that_converges_says_nothing_of_larger_steps() -> None:
+    assert ictd.asymptotic_rate(1.0, 0.9).item() < 1
+    assert_same(ictd.sharp_rate(1.0, 0.9, 1.1), tensor(1.09))  # 1.1 · 1.9 - 1
+
+
 @quick
 @given(MARGINS, DISCOUNTS, STEPS)
 def test_more_diagonality_is_never_slower(m: float, g: float, a: float) -> None:

@@ -53,7 +53,9 @@ def asymptotic_rate(
     Note:
         Differentiable. For small :math:`\gamma` the factor of one step
         (:prf:ref:`thm-depth`) can be smaller; both hold. The rate is reached in the limit of many
-        steps: see :func:`ictd.power_bound` for the factor in front.
+        steps: see :func:`ictd.power_bound` for the factor in front. A value below 1 at
+        :math:`\alpha = 1` makes :func:`ictd.sharp_rate` smaller than 1 at every
+        :math:`\alpha \le 1` (:prf:ref:`cor-sharp-rate`, last part).
 
     Example:
         >>> import ictd
