@@ -66,6 +66,10 @@ def test_the_tables_link_to_results_and_code(page: str, site: Path) -> None:
         html = (site / "book" / f"{name}.html").read_text(encoding="utf-8")
         tables = "".join(re.findall(r'<table class="[^"]*\bclaims\b.*?</table>', html, re.DOTALL))
         assert '<th class="head"><p>what it says, and code</p></th>' in tables
+        numbers = [
+            tuple(map(int, found)) for found in re.findall(r">[A-Z]\w+ (\d+)\.(\d+)<", tables)
+        ]
+        assert numbers == sorted(numbers)
         for label, claim in CLAIMS.items():
             if claim.page != page:
                 continue

@@ -36,12 +36,21 @@ class ClaimsTable(SphinxDirective):
         claims = [claim for claim in registry().values() if claim.page == page]
         if not claims:
             raise self.error(f"claims: expected a page with claims, got {page!r}")
+        chapter = Path(self.env.doc2path(f"book/{page}"))
+        self.env.note_dependency(str(chapter))
+        claims = in_order(claims, chapter.read_text(encoding="utf-8"))
         for module in Path(inspect.getfile(registry)).parent.glob("*.py"):
             self.env.note_dependency(str(module))
         lines = markdown(claims).splitlines()
         box = nodes.container()
         self.state.nested_parse(StringList(lines, source=self.env.docname), 0, box)
         return list(box.children)
+
+
+def in_order(claims: Iterable[Claim], chapter: str) -> list[Claim]:
+    """The claims as the chapter's text states them, one after the other."""
+    labels = re.findall(r"^:label: (\S+)$", chapter, re.MULTILINE)
+    return sorted(claims, key=lambda claim: labels.index(claim.label))
 
 
 def markdown(claims: Iterable[Claim]) -> str:

@@ -32,14 +32,14 @@ MODULES = (
     "beyond_certificates",
     "emergence",
 )
-"""The modules that hold the checks, in the order of the book."""
+"""The modules that hold the checks, in the order of the chapters."""
 
 
 def registry() -> dict[str, Claim]:
     """Return all claims of the book.
 
     Returns:
-        The claims by label, in the order of the book.
+        The claims by label, chapter by chapter.
     """
     for name in MODULES:
         import_module(f"{__name__}.{name}")
