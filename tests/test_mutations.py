@@ -296,6 +296,139 @@ MUTATIONS = [
         "count = (needed / -torch.where(factor < 1, factor, 0.5).log()).floor()",
         ("prop-layers",),
     ),
+    Mutation(
+        "the step limit of diagonality in the report",
+        "_certify.py",
+        'self.add("diagonality", 2 * m > 1 + g, 2 / (1 + g), one_step)',
+        'self.add("diagonality", 2 * m > 1 + g, torch.full_like(g, 2), one_step)',
+        ("thm-depth",),
+    ),
+    Mutation(
+        "the step limit of weaker diagonality by its sum, not its squares",
+        "_certify.py",
+        "small = (1 + g**2) * (1 + q**2) < 2",
+        "small = (1 + g) * (1 + q) < 2",
+        ("cor-weaker-diagonality",),
+    ),
+    Mutation(
+        "half the step limit of row dominance",
+        "_certify.py",
+        "torch.where(visited, 2 / size, torch.inf)",
+        "torch.where(visited, 1 / size, torch.inf)",
+        ("prop-row-dominance",),
+    ),
+    Mutation(
+        "the step limit of weighted row sums",
+        "_certify.py",
+        "factor < 1, 2 / (1 + factor), rate)",
+        "factor < 1, 2 / factor, rate)",
+        ("prop-weighted-norm",),
+    ),
+    Mutation(
+        "the factor of long steps in the master theorem",
+        "_certify.py",
+        "a * (1 + norm) * (2 - a * (1 + norm)))",
+        "a * (1 + norm) * (2 - a * norm))",
+        ("thm-master", "cor-density-ratio"),
+    ),
+    Mutation(
+        "the step limit of the numerical range",
+        "_certify.py",
+        "self.add(name, sound, 2 * (1 - abscissa) / square,",
+        "self.add(name, sound, 4 * (1 - abscissa) / square,",
+        ("prop-numerical-range", "cor-kantorovich"),
+    ),
+    Mutation(
+        "every symmetric kernel taken for a definite one",
+        "_certify.py",
+        "definite = symmetric & (least > rounding)",
+        "definite = symmetric",
+        ("thm-master", "prop-numerical-range"),
+    ),
+    Mutation(
+        "every kernel taken for a symmetric one",
+        "_certify.py",
+        "symmetric = (close | ~inside).all((-2, -1)) &",
+        "symmetric =",
+        ("thm-master",),
+    ),
+    Mutation(
+        "kernel TD with kernels that are not semidefinite",
+        "_certify.py",
+        "semidefinite = symmetric & (least > -rounding)",
+        "semidefinite = symmetric",
+        ("cor-kernel-td-stable",),
+    ),
+    Mutation(
+        "eigenvalues of states that are not there",
+        "_certify.py",
+        "counts = place >= (~visited).sum(-1, keepdim=True)",
+        "counts = place > (~visited).sum(-1, keepdim=True)",
+        ("prop-exact-step",),
+    ),
+    Mutation(
+        "a layer too few certified",
+        "diagonality.py",
+        "count.clamp(min=0).ceil(), 1.0)",
+        "count.clamp(min=0).floor(), 1.0)",
+        ("thm-power-bound",),
+    ),
+    Mutation(
+        "the discount not squared in the bound of the pretraining loss",
+        "neu_bounds.py",
+        "(1 + gamma**2) * values**2",
+        "(1 + gamma) * values**2",
+        ("cor-neu-untied",),
+    ),
+    Mutation(
+        "the wrong constant in the bound of full layers",
+        "neu_bounds.py",
+        "errors, both = R + 2 * (1 + gamma) * V,",
+        "errors, both = R + (1 + gamma) * V,",
+        ("thm-neu-full",),
+    ),
+    Mutation(
+        "a block of the gradient left out of the bound of full layers",
+        "neu_bounds.py",
+        "return torch.hypot(by_query_key, by_value)",
+        "return by_value",
+        ("thm-neu-full",),
+    ),
+    Mutation(
+        "an update divided by tokens, not by transitions",
+        "neu.py",
+        "td_errors(test, v) / num_transitions(test)",
+        "td_errors(test, v) / len(test)",
+        ("prop-neu-estimators",),
+    ),
+    Mutation(
+        "attention to terminal states",
+        "state_attention.py",
+        "mrp.stationary_distribution().masked_fill(mrp.terminal, 0.0)",
+        "mrp.stationary_distribution()",
+        ("thm-depth",),
+    ),
+    Mutation(
+        "first values left out of the interpolant",
+        "lumped.py",
+        "extended = start + (seen",
+        "extended = (seen",
+        ("thm-fixed-point",),
+    ),
+    Mutation(
+        "the first step size at every token of online TD",
+        "td.py",
+        "weights = weights + steps[j] * error",
+        "weights = weights + steps[0] * error",
+        ("prop-semi-gradient",),
+    ),
+    Mutation(
+        "a transition too few kept when trimming",
+        "_closure.py",
+        "after = before & (token < prefix.unsqueeze(-1))",
+        "after = before & (token < prefix.unsqueeze(-1) - 1)",
+        ("prop-open-context",),
+    ),
 ]
 
 
@@ -335,7 +468,8 @@ NONE = Mutation(
 def pool() -> Iterator[ProcessPoolExecutor]:
     """A process for each run, which starts with torch imported and the package not."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tyro", "rich"])
+    # torch.vmap imports torch._dynamo when it is first used, which takes seconds
+    context.set_forkserver_preload(["torch", "torch._dynamo", "tyro", "rich"])
     with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
         yield pool
 

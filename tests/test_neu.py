@@ -524,13 +524,68 @@ def test_the_bound_is_its_formula() -> None:
     untied = ictd.neu_bound(r, L, form="untied", **options)
     assert_same(untied, tensor(looped * (1 - r) ** 2 / (1 - r**2)))
     full = ictd.neu_bound(tensor([r, 1.0, 1.2]), L, form="full", matrix_norm=3.0, **options)
-    sample, column = R + 2 * 1.6 * V, (B**2 + R**2 + (1 + gamma**2) * (2 * V) ** 2) ** 0.5
-    bounded = 2**0.5 * column + alpha * column**2 * sample
-    bounded += 2**0.5 * alpha * column * 3 * B * 1.6 * V / (np.e * 0.2)
-    growing = alpha * column * (6**0.5 + 2**0.5 * 3 * B * sample)
-    constant = 2 * bounded + (bounded + 2 * alpha * gamma * bounded + growing) / 0.2
-    assert_same(full[0], tensor((1.6 * V * constant * (1 + L)) ** 2 * r ** (2 * L)))
+    gradient = np.hypot(*reference.full_gradient(r, L, gamma, alpha, R, B, V, 3.0))
+    assert_same(full[0], tensor((1.6 * V * gradient) ** 2 * r ** (2 * L)))
     assert full[1:].isinf().all()
+
+
+def test_the_bound_of_full_layers_has_no_fault_at_rates_near_zero_and_one() -> None:
+    options: dict[str, Any] = {"discount": 0.0, "step_size": 1.0, "reward_bound": 1.0}
+    slow = 1 - 1e-9
+    exact = reference.full_gradient(slow, 2, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0)
+    bound = ictd.neu_bound(slow, 2, form="full", **options)
+    assert_same(bound, tensor(np.hypot(*exact) ** 2 * slow**4))
+    assert ictd.neu_bound(0.0, 3, form="full", **options) == 0
+
+
+@pytest.mark.parametrize("layers", [1, 3, 10, 40])
+@pytest.mark.parametrize("num_heads", [1, 2])
+@pytest.mark.claim("thm-neu-full")
+def test_each_block_of_the_full_gradient_obeys_its_bound(num_heads: int, layers: int) -> None:
+    """On random tasks, some with little diagonality to spare."""
+    for seed in range(5):
+        mrp, _ = random_tasks(seed, 20)
+        matrix = 5 * torch.eye(4, dtype=torch.float64)
+        matrix += 0.3 * tensor(np.random.default_rng(seed).normal(size=(4, 4)))
+        features, alpha = 1.1 * torch.eye(4, dtype=torch.float64), 0.7
+        attention = ictd.population_attention(mrp, features, ictd.BilinearScore(matrix))
+        rate = ictd.contraction_factor(attention, mrp.discount, alpha)
+        model = ictd.InContextTD.from_construction(
+            matrix, layers, alpha, parametrization="full", num_heads=num_heads
+        )
+        with torch.no_grad():
+            found = ictd.value_jacobian(model, mrp, features).unflatten(-1, (1 + num_heads, 49))
+        query_key = found[:, :, 0].norm(dim=-1).amax(-1)
+        values = found[:, :, 1:].flatten(2).norm(dim=-1).amax(-1)
+        norm, kept = float(torch.linalg.matrix_norm(matrix, 2)), (rate < 1).nonzero()[:, 0]
+        assert len(kept) > 5
+        for i in kept.tolist():
+            R, V = mrp.reward[i].abs().max().item(), mrp.value()[i].abs().max().item()
+            gamma, r = mrp.discount[i].item(), rate[i].item()
+            bounds = reference.full_gradient(r, layers, gamma, alpha, R, 1.1, V, norm)
+            assert query_key[i] <= bounds[0]
+            assert values[i] <= bounds[1]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7, 25])
+@pytest.mark.claim("thm-neu-full")
+def test_one_state_loses_no_more_than_half_of_the_full_bound(layers: int) -> None:
+    ones, alpha, tiny = tensor([[1.0]]), 0.4, 1e-6
+    mrp = ictd.MarkovRewardProcess(ones, tensor([tiny]), tiny)
+    model = ictd.InContextTD.from_construction(
+        0 * ones, layers, alpha, parametrization="full", num_heads=2
+    )
+    q = 1 - alpha * (1 - tiny)
+    bound = ictd.neu_bound(
+        q, layers, discount=tiny, step_size=alpha, reward_bound=tiny, form="full"
+    )
+    once = sum(0.6 ** (layers - 1 - i) for i in range(layers))
+    drift = sum(i * 0.6 ** (layers - 1 - i) for i in range(layers))
+    limit = (once**2 + 2 * (alpha * drift) ** 2) / (once + 2**0.5 * alpha * drift) ** 2
+    share = ictd.norm_of_expected_update(model, mrp, ones) / bound
+    assert share.item() == pytest.approx(limit, rel=1e-3)
+    assert 0.5 <= limit <= 1
+    assert (layers == 1) == (limit == 1)
 
 
 def test_the_bound_takes_the_worst_value_from_the_rewards() -> None:

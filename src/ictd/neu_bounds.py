@@ -35,14 +35,14 @@ def neu_bound(
             \le \big((1 + \gamma)\, V\, C_r\, J_L\big)^2 r^{2L}, \qquad
         J_L = \frac{C_r\, C}{1 - r} \text{ (looped)}, \quad
         \frac{C_r\, C}{\sqrt{1 - r^2}} \text{ (untied)}, \quad
-        C' (1 + L) \text{ (full, looped)},
+        G_L \text{ (full, looped)},
 
     .. math::
         C^2 = R_{\max}^2 + (1 + \gamma^2)(1 + C_r)^2 V^2
             + \alpha^2 B^4 (1 + \gamma)^2 C_r^2 V^2 ,
 
     where :math:`\lVert (I - \alpha M (I - \gamma P))^l \rVert_\infty \le C_r r^l` for almost every
-    task. :math:`C'` is written out in the book.
+    task. :math:`G_L`, which grows linearly, is written out in the book.
 
     Book: :prf:ref:`thm-neu`, :prf:ref:`cor-neu-untied`, :prf:ref:`thm-neu-full`,
     :prf:ref:`cor-neu-weaker`.
@@ -118,11 +118,16 @@ def neu_bound(
 def _full_jacobian(
     rho: Tensor, gamma: Tensor, alpha: Tensor, R: Tensor, B: Tensor, V: Tensor, A: Tensor, L: int
 ) -> Tensor:
-    r""":math:`C' (1 + L)`: of any layer with :math:`Q`, :math:`V_{cur}` and :math:`V_{tgt}`."""
-    errors = R + 2 * (1 + gamma) * V
+    r""":math:`G_L`: of any layer with :math:`Q`, :math:`V_{cur}` and :math:`V_{tgt}`."""
+    layer = torch.arange(L, dtype=rho.dtype, device=rho.device)
+    power = rho.unsqueeze(-1) ** layer.flip(0)  # what later layers leave of each
+    once, drift = power.sum(-1), (power * layer).sum(-1)
+    errors, both = R + 2 * (1 + gamma) * V, (1 + gamma**2).sqrt()
     column = (B**2 + R**2 + 4 * (1 + gamma**2) * V**2).sqrt()
-    fading = math.sqrt(2) * alpha * column * A * B * (1 + gamma) * V / (math.e * (1 - rho))
-    bounded = math.sqrt(2) * column + alpha * column**2 * errors + fading
-    growing = alpha * column * (math.sqrt(6) + math.sqrt(2) * A * B * errors)
-    once = 2 * bounded + (bounded + 2 * alpha * gamma * bounded + growing) / (1 - rho)
-    return once * (1 + L)
+    features = alpha * A * B * both * column
+    kept = gamma * column + features * (1 + gamma) * V / (math.e * (1 - rho))
+    growing = alpha * both * column * (2 + gamma**2).sqrt() + features * errors
+    never = L + alpha * (1 + gamma) * drift
+    by_query_key = alpha * column**2 * errors * never
+    by_value = column * once + kept * never + growing * drift
+    return torch.hypot(by_query_key, by_value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import e, exp, hypot
 
 import numpy as np
 
@@ -113,3 +113,40 @@ def u_statistic(updates: Array) -> float:
                 total += float(updates[i] @ updates[j])
                 pairs += 1
     return total / pairs
+
+
+def full_gradient(
+    rho: float,
+    num_layers: int,
+    discount: float,
+    step: float,
+    reward: float,
+    length: float,
+    value: float,
+    matrix_norm: float,
+) -> tuple[float, float]:
+    """Bound the gradient's blocks of Q and of both V of full layers, by the proof's recursion.
+
+    ``kept`` bounds what no layer contracts, ``state`` the part that is a function of the state.
+    """
+    squares = length**2 + reward**2 + (2 * value) ** 2 + (2 * discount * value) ** 2
+    column = squares**0.5
+    errors = reward + 2 * value + 2 * discount * value
+    bounds = []
+    for block in ("Q", "V"):
+        kept = state = 0.0
+        for layer in range(num_layers):
+            if block == "Q":
+                source, state_source = step * column**2 * errors, 0.0
+            else:
+                heads = hypot(1, discount)
+                features = heads * column * matrix_norm * length
+                rows = [1, discount, 1, discount, discount, discount**2]  # reward, target, current
+                fading = (1 + discount) * value / (e * (1 - rho))
+                source = discount * column + step * features * fading
+                drift = hypot(*rows) * column + features * errors
+                state_source = column + step * drift * layer
+            state = rho * state + step * (1 + discount) * kept + state_source
+            kept += source
+        bounds.append(kept + state)
+    return bounds[0], bounds[1]

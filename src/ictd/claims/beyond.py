@@ -21,6 +21,7 @@ from ictd.claims._kernels import (
     smallest_real,
 )
 from ictd.claims._registry import Outcome, claim
+from ictd.claims._report import any_scores, norm_row, range_row, step_sizes
 
 PAGE = "07-beyond-the-condition"
 BATCH = 1500
@@ -94,13 +95,16 @@ def weighted_pair(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, T
 @claim(
     "thm-master",
     page=PAGE,
-    statement="A self-adjoint positive M and ‖G‖_a <= g < 1 contract for every α < 2/((1+g)Λ).",
-    functions=("weighted_norm",),
+    statement="A self-adjoint positive M and ‖G‖_a ≤ g < 1 contract for every α < 2/((1+g)Λ).",
+    functions=("weighted_norm", "stability"),
     tolerance=1e-10,
     attained=0.999999,
 )
 def master(generator: torch.Generator) -> Outcome:
-    """The two factors, short steps and long, in weights of any size; what lies beyond fails."""
+    """The two factors, short steps and long, in weights of any size; what lies beyond fails.
+
+    The report of processes, also where the scores are not symmetric or the kernel not definite.
+    """
     attention, other, low, high, size = weighted_pair(generator)
     weights = 10 ** (4 * uniform(generator, BATCH, 4))
     plain = orthonormal(other, 1 / weights)  # G in the coordinates of the states
@@ -120,6 +124,20 @@ def master(generator: torch.Generator) -> Outcome:
     drift = attention[few] @ (eye[few] - other[few])
     exact = ictd.step_size_limit(drift)
     deviation = worst(deviation, gap(exact, 2 / ((1 + size[few]) * high[few])))
+
+    problem = any_scores(generator, on_policy(generator, kernels(generator, BATCH)))
+    report = ictd.stability(
+        problem.process(),
+        torch.eye(4, dtype=torch.float64),
+        score=problem.score(),
+        step_size=step_sizes(generator, problem),
+    )
+    size = norm(orthonormal(problem.onward, problem.measure))
+    deviation = worst(
+        deviation,
+        norm_row(report, "norm of the transition", problem, size),
+        gap(report.transition_norm, size),
+    )
     return Outcome(BATCH, deviation, tightness)
 
 
@@ -127,12 +145,15 @@ def master(generator: torch.Generator) -> Outcome:
     "prop-numerical-range",
     page=PAGE,
     statement="A numerical range left of 1 is enough for small steps, and beyond 1 it is not.",
-    functions=("numerical_range",),
+    functions=("numerical_range", "stability"),
     tolerance=1e-10,
     attained=0.999999,
 )
 def numerical_range(generator: torch.Generator) -> Outcome:
-    """The factor with its best step and others; and an attention that fails where η > 1."""
+    """The factor with its best step and others; and an attention that fails where η > 1.
+
+    The report of processes, also where the scores are not symmetric or the kernel not definite.
+    """
     attention, other, low, high, _ = weighted_pair(generator)
     middle = BATCH // 5
     other[middle:] *= 1 + 2 * uniform(generator, BATCH - middle, 1, 1)
@@ -157,13 +178,25 @@ def numerical_range(generator: torch.Generator) -> Outcome:
     spike = x @ x.mT + 1e-7 * eye
     if not bool((smallest_real(spike @ (eye - coordinates))[beyond] < 0).all()):
         deviation = math.inf
+
+    problem = any_scores(generator, on_policy(generator, kernels(generator, BATCH)))
+    coordinates = orthonormal(problem.onward, problem.measure)
+    eta, size = abscissa(coordinates), norm(coordinates)
+    report = ictd.stability(
+        problem.process(),
+        torch.eye(4, dtype=torch.float64),
+        score=problem.score(),
+        step_size=step_sizes(generator, problem) / 3,
+    )
+    off = range_row(report, "numerical range", problem, eta, size)
+    deviation = worst(deviation, off, gap(report.numerical_range, eta))
     return Outcome(BATCH, deviation, tightness)
 
 
 @claim(
     "lem-row-mass",
     page=PAGE,
-    statement="‖G‖_a² <= γ max (aᵀG)(u)/a(u): row sums and column masses bound the norm.",
+    statement="‖G‖_a² ≤ γ max (aᵀG)(u)/a(u): row sums and column masses bound the norm.",
     functions=("weighted_norm",),
     tolerance=1e-10,
     attained=0.999999,

@@ -11,6 +11,7 @@ from torch import Tensor
 import ictd
 from ictd.claims._draw import count, excess, gap, geometric, normal, uniform, walks, worst
 from ictd.claims._kernels import (
+    Problem,
     energy_norm,
     eye_like,
     kernels,
@@ -21,6 +22,7 @@ from ictd.claims._kernels import (
     same_diagonal,
 )
 from ictd.claims._registry import Outcome, claim
+from ictd.claims._report import norm_row, row, step_sizes
 
 PAGE = "07-beyond-the-condition"
 BATCH = 1500
@@ -82,25 +84,29 @@ def schur(generator: torch.Generator) -> Outcome:
     loss = step * (1 - factors[2]) * least
     deviation = worst(deviation, excess(size[kept], (1 - loss)[kept])[0])
     score = ictd.BilinearScore(3 * torch.eye(3, dtype=torch.float64))
-    report = ictd.stability(record.prompt(features), score=score, num_iterations=2)
-    column = report.conditions.index("Schur test")
-    expected = torch.where(sure & (least > 1e-9), 2 / (1 + factors[2].sqrt()), 0.0)
-    fine = least > 1e-9
-    deviation = worst(deviation, gap(report.step_limit[fine, column], expected[fine]))
+    problem = Problem(scores, counts, onward, record.discounts.amax(-1))
+    report = ictd.stability(
+        record.prompt(features),
+        score=score,
+        step_size=step_sizes(generator, problem),
+        num_iterations=2,
+    )
+    deviation = worst(deviation, norm_row(report, "Schur test", problem, factors[2].sqrt()))
     return Outcome(BATCH, deviation if int(kept.sum()) > 200 else math.inf, tightness)
 
 
 @claim(
     "prop-weighted-norm",
     page=PAGE,
-    statement="|T|w <= βw with β < 1 certifies every α < 2/(1+β), for any attention.",
-    functions=("weighted_norm_factor", "step_size_limit"),
+    statement="|T|w ≤ βw with β < 1 certifies every α < 2/(1+β), for any attention.",
+    functions=("weighted_norm_factor", "step_size_limit", "stability"),
     tolerance=1e-10,
     attained=0.999999,
 )
 def weighted_norm(generator: torch.Generator) -> Outcome:
-    """Weights at random and iterated; on- and off-policy."""
-    problem = off_policy(generator, on_policy(generator, kernels(generator, BATCH)))
+    """Weights at random and iterated, off-policy; the report, on-policy."""
+    stationary = on_policy(generator, kernels(generator, BATCH))
+    problem = off_policy(generator, stationary)
     drift, eye = problem.drift, eye_like(problem.onward)
     layer = (eye - drift).abs()
     weights = torch.exp(normal(generator, BATCH, 4, 1) / 2)
@@ -124,6 +130,17 @@ def weighted_norm(generator: torch.Generator) -> Outcome:
         deviation = worst(deviation, gap(found, best))
         weights, first = layer @ weights, layer @ first
         first = first / first.amax((-1, -2), keepdim=True)
+    report = ictd.stability(
+        stationary.process(),
+        torch.eye(4, dtype=torch.float64),
+        score=stationary.score(),
+        step_size=step_sizes(generator, stationary),
+        num_iterations=5,
+    )
+    beta = ictd.weighted_norm_factor(eye - stationary.drift, num_iterations=5)
+    rate = (1 - report.step_size).abs() + report.step_size * beta
+    off = row(report, "weighted row sums", 1 - beta, 2 / (1 + beta), rate)
+    deviation = worst(deviation, off)
     return Outcome(BATCH, deviation if int(sure.sum()) > 100 else math.inf, tightness)
 
 
@@ -144,7 +161,7 @@ def layers(generator: torch.Generator) -> Outcome:
         problem.process(), features, score=problem.score(), step_size=step, num_iterations=3
     )
     least, smallest = report.smallest_eigenvalue, report.smallest_weight
-    deviation, tightness, tried = -math.inf, 0.0, 0
+    deviation, tightness, tried = gap(smallest, problem.measure.amin(-1)), 0.0, 0
     layer = eye_like(problem.onward) - step[:, None, None] * problem.drift
     for name in ("Schur test", "numerical range"):
         rate = report.rate[:, report.conditions.index(name)]

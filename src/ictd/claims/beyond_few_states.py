@@ -59,7 +59,7 @@ def two_states(generator: torch.Generator) -> Outcome:
 @claim(
     "prop-three-state-failure",
     page=PAGE,
-    statement="Raw inner products on a cycle of three states diverge for 0.2624 <= γ < 1.",
+    statement="Raw inner products on a cycle of three states diverge for 0.2624 ≤ γ < 1.",
     functions=("population_attention", "stability", "step_size_limit"),
     tolerance=1e-12,
     exact=True,
@@ -109,7 +109,7 @@ def near_flat(generator: torch.Generator, num_states: int) -> Problem:
 @claim(
     "prop-diagonal-entries",
     page=PAGE,
-    statement="On-policy with κ(s,u) <= κ(s,s) the drift has a diagonal of at least (1-γ)M(s,s).",
+    statement="On-policy with κ(s,u) ≤ κ(s,s) the drift has a diagonal of at least (1-γ)M(s,s).",
     functions=("drift_matrix", "population_attention"),
     tolerance=1e-12,
     attained=0.99,
@@ -142,7 +142,7 @@ def three_states(generator: torch.Generator) -> Problem:
 @claim(
     "thm-three-states",
     page=PAGE,
-    statement="Three states are stable on-policy if κ(s,u) <= κ(s,s).",
+    statement="Three states are stable on-policy if κ(s,u) ≤ κ(s,s).",
     functions=("stability", "step_size_limit"),
     tolerance=1e-12,
     attained=0.99,
@@ -175,7 +175,7 @@ def three_state_stability(generator: torch.Generator) -> Outcome:
 @claim(
     "thm-three-states-steps",
     page=PAGE,
-    statement="Three states with a constant diagonal converge for every α <= 1.",
+    statement="Three states with a constant diagonal converge for every α ≤ 1.",
     functions=("step_size_limit",),
     tolerance=1e-10,
     attained=0.999,

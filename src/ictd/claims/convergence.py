@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 import ictd
 from ictd.claims._draw import excess, gap, geometric, normal, stochastic, uniform, worst
 from ictd.claims._registry import Outcome, claim
+from ictd.claims._report import given, report_of, row
+from ictd.claims._stability import episodic, of_contexts, one_layer
 
 PAGE = "05-convergence"
 
@@ -17,15 +17,6 @@ PAGE = "05-convergence"
 def norm(matrix: Tensor) -> Tensor:
     """The largest absolute row sum."""
     return matrix.abs().sum(-1).amax(-1)
-
-
-def one_layer(attention: Tensor, transition: Tensor, discount: Tensor, step: Tensor) -> Tensor:
-    """The iteration matrix, one column at a time: what a layer makes of a unit error."""
-    columns = []
-    for error in torch.eye(attention.shape[-1], dtype=torch.float64):
-        ahead = discount[:, None] * (transition * error).sum(-1)
-        columns.append(error - step[:, None] * (attention * (error - ahead)[:, None, :]).sum(-1))
-    return torch.stack(columns, -1)
 
 
 def halves(diagonal: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,12 +53,22 @@ def diagonal_problems(
     "thm-depth",
     page=PAGE,
     statement="If M(s,s) > (1+γ)/2 and α < 2/(1+γ), a layer leaves at most ρ < 1 of the error.",
-    functions=("contraction_factor", "depth_bound", "iteration_matrix", "lumped_td"),
+    functions=(
+        "contraction_factor",
+        "depth_bound",
+        "iteration_matrix",
+        "lumped_td",
+        "population_attention",
+        "stability",
+    ),
     tolerance=1e-12,
     attained=0.99,
 )
 def depth(generator: torch.Generator) -> Outcome:
-    """The matrix, the error after up to six layers, and that no step does better than 1/m_0."""
+    """The matrix, the error after up to six layers, and that no step does better than 1/m_0.
+
+    What the report says of attentions on both sides of the condition; and episodes that end.
+    """
     attention, transition, discount, step = diagonal_problems(generator, 10_000)
     factor = ictd.contraction_factor(attention, discount, step)
     matrix = one_layer(attention, transition, discount, step)
@@ -75,8 +76,8 @@ def depth(generator: torch.Generator) -> Outcome:
     over, tightness = excess(norm(matrix), factor)
     deviation = worst(deviation, over, 0.0 if bool((factor < 1).all()) else torch.inf)
 
-    row = matrix.abs().sum(-1).argmax(-1)
-    start = matrix[torch.arange(len(matrix)), row].sign()  # the error that the layer shrinks least
+    widest = matrix.abs().sum(-1).argmax(-1)
+    start = matrix[torch.arange(len(matrix)), widest].sign()  # it shrinks least
     value = normal(generator, 10_000, 4)
     reward = value - discount[:, None] * (transition @ value.unsqueeze(-1)).squeeze(-1)
     for layers in (1, 2, 6):
@@ -96,7 +97,14 @@ def depth(generator: torch.Generator) -> Outcome:
     least = attention.diagonal(dim1=-2, dim2=-1).amin(-1)
     best = ictd.contraction_factor(attention, discount, 1 / least)
     deviation = worst(deviation, gap(best, (1 + discount) / least - 1))
-    return Outcome(10_000, worst(deviation, excess(best, factor)[0]), tightness)
+    deviation = worst(deviation, excess(best, factor)[0], episodic(generator))
+
+    gamma, step = uniform(generator, 1000, high=0.99), uniform(generator, 1000, low=0.01, high=2.5)
+    report = report_of(attention[:1000], transition[:1000], gamma, step)
+    margin = 2 * least[:1000] - 1 - gamma
+    rate = torch.maximum(1 - step * margin, step * (1 + gamma) - 1)
+    deviation = worst(deviation, row(report, "diagonality", margin, 2 / (1 + gamma), rate))
+    return Outcome(10_000, deviation, tightness)
 
 
 @claim(
@@ -128,7 +136,7 @@ def depth_tight(generator: torch.Generator) -> Outcome:
     for across in (3.0, 30.0):
         scores = torch.where(attention > 0, attention, 1.0).log()
         scores = torch.where(attention > 0, scores, scores.amin((-1, -2), keepdim=True) - across)
-        softmax = ictd.lumped_attention(weights, features, _given(scores))
+        softmax = ictd.lumped_attention(weights, features, given(scores))
         size = norm(one_layer(softmax, transition, discount, step))
         bound = ictd.contraction_factor(softmax, discount, step)
         if across < 10:
@@ -142,11 +150,11 @@ def depth_tight(generator: torch.Generator) -> Outcome:
     "prop-row-dominance",
     page=PAGE,
     statement="For small α a layer contracts iff the drift is strictly row-diagonally dominant.",
-    functions=("drift_matrix", "iteration_matrix"),
+    functions=("drift_matrix", "iteration_matrix", "stability"),
     tolerance=1e-12,
 )
 def row_dominance(generator: torch.Generator) -> Outcome:
-    """Attentions of every strength: about half of them contract."""
+    """Attentions of every strength: about half of them contract. The report says which."""
     identity = torch.eye(4, dtype=torch.float64)
     share = uniform(generator, 3000, 1, 1, low=0.5)
     attention = share * identity + (1 - share) * stochastic(generator, 3000, 4)
@@ -163,7 +171,14 @@ def row_dominance(generator: torch.Generator) -> Outcome:
     needed = (1 - discount[:, None]) / 2 + discount[:, None] * ahead
     own = attention.diagonal(dim1=-2, dim2=-1)
     fine = bool((own > needed)[contracts].all()) and 500 < int(contracts.sum()) < 2500
-    return Outcome(3000, deviation if fine else torch.inf)
+    step, few = 3 * step[:1000], slice(1000)
+    report = report_of(attention[few], transition[few], discount[few], step)
+    own, size = diagonal[few], drift[few].abs().sum(-1)
+    others = size - own.abs()
+    rate = ((1 - step[:, None] * own).abs() + step[:, None] * others).amax(-1)
+    margin = (own - others).amin(-1)
+    found = row(report, "row dominance", margin, 2 / size.amax(-1), rate)
+    return Outcome(3000, worst(deviation, found) if fine else torch.inf)
 
 
 @claim(
@@ -194,7 +209,7 @@ def successor(generator: torch.Generator) -> Outcome:
     mrp = ictd.MarkovRewardProcess(transition, reward, discount)
     weights = mrp.stationary_distribution()
     softmax = ictd.lumped_attention(
-        weights, torch.eye(5).double(), _given((attention / weights.unsqueeze(-2)).log())
+        weights, torch.eye(5).double(), given((attention / weights.unsqueeze(-2)).log())
     )
     deviation = worst(
         gap(attention, (1 - discount)[:, None, None] * series),
@@ -238,11 +253,11 @@ def floor(generator: torch.Generator) -> Outcome:
     "prop-exact-step",
     page=PAGE,
     statement="The iteration converges iff every Re λ > 0 and α < min 2 Re λ / |λ|².",
-    functions=("step_size_limit", "spectral_radius"),
+    functions=("step_size_limit", "spectral_radius", "stability"),
     tolerance=1e-9,
 )
 def exact_step(generator: torch.Generator) -> Outcome:
-    """Powers just inside the limit shrink, just outside they grow."""
+    """Powers just inside the limit shrink, just outside they grow; the report of contexts."""
     identity = torch.eye(4, dtype=torch.float64)
     drift = normal(generator, 2000, 4, 4) / 2 + uniform(generator, 2000, 1, 1, high=2.0) * identity
     limit = ictd.step_size_limit(drift)
@@ -259,12 +274,7 @@ def exact_step(generator: torch.Generator) -> Outcome:
             deviation = torch.inf
     if not 500 < int(clear.sum()) < 1900:
         deviation = torch.inf
-    return Outcome(2000, deviation)
-
-
-def _given(scores: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The score that looks at no features."""
-    return lambda query, key: scores
+    return Outcome(2000, worst(deviation, of_contexts(generator)))
 
 
 def _log_growth(matrix: Tensor) -> Tensor:

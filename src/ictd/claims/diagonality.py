@@ -8,9 +8,18 @@ import torch
 from torch import Tensor
 
 import ictd
-from ictd.claims._diagonal import distance, drift, one, radius, random_problems, worst_problems
-from ictd.claims._draw import excess, gap, uniform, worst
+from ictd.claims._diagonal import (
+    STATES,
+    distance,
+    drift,
+    one,
+    radius,
+    random_problems,
+    worst_problems,
+)
+from ictd.claims._draw import excess, gap, stochastic, uniform, worst
 from ictd.claims._registry import Outcome, claim
+from ictd.claims._report import report_of, row
 
 PAGE = "05-convergence"
 
@@ -49,7 +58,7 @@ def false_conjecture(generator: torch.Generator) -> Outcome:
 @claim(
     "thm-eigenvalue-region",
     page=PAGE,
-    statement="Eigenvalues λ = m_0 ν have |ν - 1| <= d(|ν|), whatever the states are.",
+    statement="Eigenvalues λ = m_0 ν have |ν - 1| ≤ d(|ν|), whatever the states are.",
     functions=("drift_matrix", "worst_case"),
     tolerance=1e-7,
     attained=0.995,
@@ -77,7 +86,7 @@ def eigenvalue_region(generator: torch.Generator) -> Outcome:
 @claim(
     "cor-sharp-rate",
     page=PAGE,
-    statement="The spectral radius is at most ρ_*, and at most 1 - α(1 - ρ_1) for α <= 1.",
+    statement="The spectral radius is at most ρ_*, and at most 1 - α(1 - ρ_1) for α ≤ 1.",
     functions=("sharp_rate", "asymptotic_rate"),
     tolerance=1e-9,
     attained=0.995,
@@ -99,6 +108,7 @@ def sharp_rate(generator: torch.Generator) -> Outcome:
         over,
         excess(size[small], closed)[0],
         excess(sharp[small][q < 1], closed[q < 1])[0],
+        excess(sharp[small] ** 2, 1 - step[small] * (1 - square))[0],  # below 1 if ρ_1 is
         gap(closed, 1 - step[small] * (1 - square.sqrt())),
     )
     for m, g, a, matrix in worst_problems((0.3, 1.0, 1.02)):
@@ -115,13 +125,13 @@ def sharp_rate(generator: torch.Generator) -> Outcome:
 @claim(
     "cor-weaker-diagonality",
     page=PAGE,
-    statement="Less diagonality is enough: for every α <= 1, and less again for small α.",
-    functions=("diagonality_needed", "diagonality_step_limit", "step_size_limit"),
+    statement="Less diagonality is enough: for every α ≤ 1, and less again for small α.",
+    functions=("diagonality_needed", "diagonality_step_limit", "step_size_limit", "stability"),
     tolerance=1e-9,
     attained=0.99,
 )
 def weaker_diagonality(generator: torch.Generator) -> Outcome:
-    """The step limits that are promised against the exact ones."""
+    """The step limits that are promised against the exact ones; the report; the thresholds."""
     batch = 3000
     few = uniform(generator, 30, low=0.01, high=0.99)
     discount = few.repeat(batch // 30)
@@ -146,7 +156,57 @@ def weaker_diagonality(generator: torch.Generator) -> Outcome:
         exact = ictd.step_size_limit(drift(attention, gamma * transition))[None]
         over, ratio = excess(promised, exact)
         deviation, tightness = worst(deviation, over), max(tightness, ratio)
+
+    m, g = uniform(generator, 500, low=0.3), uniform(generator, 500, high=0.99)
+    step = uniform(generator, 500, low=0.05, high=1.5)
+    attention, _ = random_problems(generator, 500, m, g)
+    m = attention.diagonal(dim1=-2, dim2=-1).amin(-1)  # `off` has a diagonal too
+    report = report_of(attention, stochastic(generator, 500, STATES), g, step)
+    limit, rate = ictd.diagonality_step_limit(m, g), ictd.sharp_rate(m, g, step)
+    every, small = _slack(m, g)
+    deviation = worst(
+        deviation,
+        row(report, "weaker diagonality, every step", every, limit, rate),
+        row(report, "weaker diagonality, small steps", small, limit, rate),
+        float(_slack(ictd.diagonality_needed(few, "every-step"), few)[0].abs().max()),
+        float(_slack(ictd.diagonality_needed(few, "small-step"), few)[1].abs().max()),
+        gap(ictd.diagonality_needed(few, "norm"), (1 + few) / 2),
+    )
+    m, g = uniform(generator, 100, low=0.5), uniform(generator, 100, high=0.99)
+    found, known = ictd.diagonality_step_limit(m, g), _on_grid(m, g)
+    deviation = worst(deviation, excess(found, known)[0])
+    if not bool((found > known - 1e-4).all()):
+        deviation = math.inf
+    least = ictd.diagonality_needed(few, "sharp")  # the rate is 1 there, and the limit 1
+    deviation = worst(
+        deviation,
+        gap(ictd.sharp_rate(least, few), torch.ones_like(few)),
+        gap(ictd.diagonality_step_limit(least, few), torch.ones_like(few)),
+    )
+    least = ictd.diagonality_needed(few, "sharp-small-step")
+    below = ictd.diagonality_step_limit(least * (1 - 1e-6), few)
+    above = ictd.diagonality_step_limit(least * (1 + 1e-6), few)
+    if not bool(((below == 0) & (above > 0)).all()):
+        deviation = math.inf
     return Outcome(3 * batch, deviation, tightness)
+
+
+def _on_grid(m: Tensor, g: Tensor) -> Tensor:
+    """The limit of the steps in (iii), from a grid."""
+    m, g = m[:, None], g[:, None]
+    q = (1 - m) / m
+    low, high = (1 - g) * (1 - q), (1 + g) * (1 + q)
+    e = low + (high - low) * torch.linspace(0, 1, 4001, dtype=torch.float64)
+    ratio = (1 + e**2 - distance(e, g, q) ** 2) / e**2
+    least: Tensor = (ratio / m).amin(-1).clamp(min=0)
+    return least
+
+
+def _slack(m: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much (i) and (ii) hold."""
+    q = (1 - m) / m
+    every = 1 - g**2 - q - (g * q) ** 2 / (1 + q)
+    return every, 2 - (1 + g**2) * (1 + q**2)
 
 
 def ring_mode(matrix: Tensor) -> Tensor:

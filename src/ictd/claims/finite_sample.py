@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import ictd
-from ictd.claims._draw import count, excess, gap, geometric, stochastic, uniform, worst
+from ictd.claims._draw import count, episodes, excess, gap, geometric, stochastic, uniform, worst
 from ictd.claims._registry import Outcome, claim
 from ictd.trajectory import Trajectory
 
@@ -63,7 +63,7 @@ def missed(error: Tensor, width: Tensor) -> tuple[float, float]:
 @claim(
     "thm-certainty-error",
     page=PAGE,
-    statement="With probability 1 - δ: |v̂ - v_π| <= (I - P̂)^-1 h, and its norm <= max h/(1-γ).",
+    statement="With probability 1 - δ: |v̂ - v_π| ≤ (I - P̂)^-1 h, and its norm ≤ max h/(1-γ).",
     functions=("context_bound", "target_spread", "certainty_equivalence"),
     tolerance=1e-9,
     attained=0.7,
@@ -85,11 +85,16 @@ def certainty_error(generator: torch.Generator) -> Outcome:
         seen.counts, spread, GAMMA, 1 - DELTA, 200, transition=seen.transition
     )
     one = ictd.context_bound(seen.counts, spread, GAMMA, 1 - DELTA, 200)
+    unseen = torch.nn.functional.pad(seen.counts, (0, 1))  # a fourth state, never left
+    more = ictd.context_bound(unseen, spread, GAMMA, 1 - DELTA, 200)
+    fewest = torch.where(seen.visited, seen.counts, torch.inf).amin(-1, keepdim=True)
+    wider = dense[:, None] * (math.log(2 * 4 * 200 / DELTA) / 2 / fewest).sqrt()
     expected = (inverse @ width.unsqueeze(-1)).squeeze(-1)
     deviation = worst(
         deviation,
         gap(torch.where(seen.visited, each, 0.0), torch.where(seen.visited, expected, 0.0)),
         gap(one, width.amax(-1) / (1 - GAMMA)),
+        gap(more, wider.amin(-1) / (1 - GAMMA)),
         excess(expected.amax(-1), one)[0],
     )
 
@@ -147,7 +152,15 @@ def depth_context(generator: torch.Generator) -> Outcome:
         failed = float((error > bound + widest).double().mean())
         deviation, tightness = worst(deviation, over, failed - DELTA), max(tightness, ratio)
     deviation = worst(deviation, gap(found.gather(-1, context.states)[:100], tokens))
-    return Outcome(1000, deviation, tightness)
+
+    record = episodes(generator, 1000, 14, 5)  # state 5 is terminal: it attends to nothing
+    one_hot = torch.eye(6, dtype=torch.float64)
+    found = ictd.empirical_attention(record, one_hot, ictd.BilinearScore(one_hot))
+    expected = count(record, 6).attention(one_hot.expand(1000, 6, 6)).nan_to_num(0.0)
+    assert record.is_terminal is not None
+    ended = record.is_terminal.any(-1)
+    expected[:, 5] = torch.where(ended[:, None], 0.0, expected[:, 5])
+    return Outcome(1000, worst(deviation, gap(found, expected)), tightness)
 
 
 @claim(
@@ -238,7 +251,10 @@ def computable_bound(generator: torch.Generator) -> Outcome:
     tolerance=1e-9,
 )
 def plug_in(generator: torch.Generator) -> Outcome:
-    """Contexts of 800 transitions: .9 and .8, to four standard errors of the measured share."""
+    """Contexts of 800 transitions: .9 and .8, to four standard errors of the measured share.
+
+    And the widths: of three values at once too, and where states are seldom left.
+    """
     mrp, context = chains(generator, 3000, 800, 3)
     value, seen = mrp.value(), count(context, 3)
     often = seen.counts.amin(-1) >= 30
@@ -253,4 +269,15 @@ def plug_in(generator: torch.Generator) -> Outcome:
         deviation = worst(deviation, gap(width[often], quantile * error[often]))
         covered = ((values - value).abs() <= width)[often].double().mean()
         deviation = worst(deviation, abs(float(covered) - confidence) - 0.03)
+    _, width = ictd.plug_in_interval(context, 3, confidence=0.9, simultaneous=True)
+    deviation = worst(deviation, gap(width[often], 2.128045234184984 * error[often]))
+    # a fourth state is never left, two of the others once: no variance
+    rewards = signs(generator, torch.zeros(1000, 6, dtype=torch.float64))
+    states = torch.tensor([0, 0, 1, 2, 0, 0]).expand(1000, 6)
+    short = Trajectory(states, rewards, torch.zeros_like(rewards))
+    _, width = ictd.plug_in_interval(short, 4, confidence=0.9, simultaneous=True)
+    own = rewards[:, torch.tensor([0, 1, 4])].std(-1) / math.sqrt(3)
+    deviation = worst(deviation, gap(width[:, 0], 2.128045234184984 * own))
+    if not bool(width[:, 1:3].isinf().all()):
+        deviation = math.inf
     return Outcome(int(often.sum()), deviation)

@@ -95,10 +95,11 @@ def _clouds(generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _reading(x: Tensor, errors: Tensor) -> Prompt:
-    """Contexts without bootstrapping whose last token has the scores ``x``."""
-    keys = torch.nn.functional.pad(x, (0, 1), value=1.0).unsqueeze(-1)
-    rewards = torch.nn.functional.pad(errors, (0, 1))
-    is_key = (torch.arange(rewards.shape[-1]) < x.shape[-1]).expand(rewards.shape)
+    """Contexts without bootstrapping whose last token has the scores ``x``; the first is no key."""
+    keys = torch.nn.functional.pad(x, (1, 1), value=1.0).unsqueeze(-1)
+    rewards = torch.nn.functional.pad(errors, (1, 1))
+    token = torch.arange(rewards.shape[-1])
+    is_key = ((token > 0) & (token <= x.shape[-1])).expand(rewards.shape)
     return Prompt(keys, rewards, torch.zeros_like(rewards), is_key)
 
 

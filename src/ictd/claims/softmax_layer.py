@@ -202,7 +202,7 @@ def lumped(generator: torch.Generator) -> Outcome:
     "thm-fixed-point",
     page=PAGE,
     statement="With closure softmax TD ends at certainty equivalence, and interpolates elsewhere.",
-    functions=("softmax_td", "fixed_point", "certainty_equivalence"),
+    functions=("softmax_td", "fixed_point", "certainty_equivalence", "kernel_interpolant"),
     tolerance=1e-9,
 )
 def fixed_point(generator: torch.Generator) -> Outcome:
@@ -227,7 +227,13 @@ def fixed_point(generator: torch.Generator) -> Outcome:
         prompt, score, num_steps=1, step_size=0.9, initial_values=pick(limits[1], everyone)
     )
     found = (solved, limits[0]), (run, limits[1]), (still, limits[1])
-    return Outcome(1000, worst(*(gap(a, pick(limit, everyone)) for a, limit in found)))
+    deviation = worst(*(gap(a, pick(limit, everyone)) for a, limit in found))
+    unread = attention + normal(generator, 1000, 6, 6) * ~model.visited.unsqueeze(-2)
+    v_hat = torch.where(model.visited, model.value(), torch.nan)
+    for first, limit in ((None, limits[0]), (start, limits[1])):
+        extended = ictd.kernel_interpolant(unread, v_hat, model.visited, first)
+        deviation = worst(deviation, gap(extended, limit))
+    return Outcome(1000, deviation)
 
 
 @claim(
@@ -269,7 +275,7 @@ def invertible_attention(generator: torch.Generator) -> Outcome:
     tolerance=1e-9,
 )
 def no_closure(generator: torch.Generator) -> Outcome:
-    """One successor that is never left; the limit from zero and from a random start."""
+    """One successor that is never left; the limit from zero, a random start, and trimmed."""
     closed = walks(generator, 1000, 15, 4, low=0.2, high=0.6, all_states=True)
     states = torch.cat([closed.states, torch.full((1000, 1), 4)], -1)
     last = uniform(generator, 1000, 2, low=0.2, high=0.6)
@@ -296,4 +302,7 @@ def no_closure(generator: torch.Generator) -> Outcome:
         found.append((run, limit))
     at_zero = found[1][1]
     found.append((ictd.fixed_point(prompt, score), at_zero))
+    short = ictd.Trajectory(*(x[:, :16] for x in (states, record.rewards, discounts)))
+    whole = pick(count(short, 5).value(), short.states)
+    found.append((ictd.fixed_point(prompt.trim(), score), whole))
     return Outcome(1000, worst(*(gap(a, b) for a, b in found)))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 import ictd
+from ictd.claims._contexts import along_records, longest_closed
 from ictd.claims._draw import (
     count,
+    episodes,
     excess,
     gap,
     geometric,
@@ -33,19 +35,20 @@ PAGE = "01-temporal-difference"
 )
 def bellman_contraction(generator: torch.Generator) -> Outcome:
     """Tables that differ by a constant attain the bound."""
-    transition, reward = stochastic(generator, 1000, 5), normal(generator, 1000, 5)
+    transition, paid = stochastic(generator, 1000, 5), normal(generator, 1000, 5, 5)
+    reward = (transition * paid).sum(-1)
     discount = uniform(generator, 1000, low=0.05, high=0.99)
     terminal = uniform(generator, 1000, 5) < torch.tensor([0.0, 0.0, 0.0, 0.3, 0.3])
-    mrp = ictd.MarkovRewardProcess(transition, reward, discount, terminal=terminal)
+    mrp = ictd.MarkovRewardProcess(transition, paid, discount, terminal=terminal)
     alive = ~terminal
     onward = discount[:, None, None] * transition * alive.unsqueeze(-1) * alive.unsqueeze(-2)
     value = (geometric(onward) @ (reward * alive).unsqueeze(-1)).squeeze(-1)
     deviation = gap(mrp.value(), value)
-    tables = normal(generator, 1000, 5) * alive
+    tables = normal(generator, 1000, 5)  # what stands at terminal states is not read
     others = tables + torch.where(uniform(generator, 1000, 1) < 0.5, 1.0, value) * alive
     ratios = []
     for first, second in ((tables, others), (tables, value)):
-        distance = (first - second).abs().amax(-1)
+        distance = ((first - second) * alive).abs().amax(-1)
         for power in range(1, 4):
             first, second = mrp.bellman(first), mrp.bellman(second)
             over, ratio = excess((first - second).abs().amax(-1), discount**power * distance)
@@ -95,7 +98,10 @@ def absorbing(generator: torch.Generator) -> Outcome:
     tolerance=1e-12,
 )
 def semi_gradient(generator: torch.Generator) -> Outcome:
-    """The asymmetry of A is the net flow around three states, in closed form by its trees."""
+    """The asymmetry of A is the net flow around three states, in closed form by its trees.
+
+    The mean step is that of online TD, which also runs along records, against its steps.
+    """
     weights = uniform(generator, 1500, 3, 3, low=0.01)
     weights[:500] = weights[:500] + weights[:500].mT  # reversible
     transition = weights / weights.sum(-1, keepdim=True)
@@ -115,7 +121,7 @@ def semi_gradient(generator: torch.Generator) -> Outcome:
     asymmetry = matrix[:, 1, 0] - matrix[:, 0, 1]
     reversible = (matrix - matrix.mT)[:500].abs().max()
     deviations = gap(asymmetry, discount * around), gap(online, matrix), float(reversible)
-    return Outcome(1500, worst(*deviations))
+    return Outcome(1500, worst(*deviations, along_records(generator)))
 
 
 def _expected_steps(flow: torch.Tensor, discount: torch.Tensor) -> torch.Tensor:
@@ -217,7 +223,7 @@ def certainty_equivalence(generator: torch.Generator) -> Outcome:
     tolerance=1e-9,
 )
 def lstd(generator: torch.Generator) -> Outcome:
-    """Random orthogonal features, stretched, and one-hot ones."""
+    """Random orthogonal features, stretched, and one-hot ones; walks that end."""
     record = walks(generator, 1000, 14, 4, all_states=True)
     turn = torch.linalg.qr(normal(generator, 1000, 4, 4)).Q
     features = turn * uniform(generator, 1000, 1, 4, low=0.2, high=3.0)
@@ -226,7 +232,26 @@ def lstd(generator: torch.Generator) -> Outcome:
     values = (features @ weights.unsqueeze(-1)).squeeze(-1)
     target = count(record, 4).value()
     exact = ictd.certainty_equivalence(record, 4)
-    return Outcome(1000, worst(gap(values, target), gap(exact, target)))
+    deviation = worst(gap(values, target), gap(exact, target))
+
+    states = record.states.index_fill(-1, torch.tensor(14), 4)  # the walk ends, in state 4
+    discounts = 0.1 + 0.8 * record.discounts
+    ended = (torch.arange(15) == 14).expand(1000, 15)
+    record = ictd.Trajectory(states, record.rewards, discounts, ~ended, ended)
+    model = count(record, 5)
+    inner = model.transition.index_fill(-1, torch.tensor(4), 0.0)
+    target = (geometric(inner) @ model.reward.unsqueeze(-1)).squeeze(-1)
+    features = torch.cat([features, normal(generator, 1000, 1, 4)], 1)
+    values = (features @ ictd.lstd(record.prompt(features)).unsqueeze(-1)).squeeze(-1)
+    kept = torch.where(model.visited[:, :4].all(-1, keepdim=True), values[:, :4], target[:, :4])
+    return Outcome(
+        1000,
+        worst(
+            deviation,
+            gap(kept, target[:, :4]),
+            gap(ictd.certainty_equivalence(record, 5), target),
+        ),
+    )
 
 
 @claim(
@@ -273,7 +298,7 @@ def batch_linear(generator: torch.Generator) -> Outcome:
     tolerance=1e-9,
 )
 def open_context(generator: torch.Generator) -> Outcome:
-    """Closed walks with one more step, to a state that is never left."""
+    """Closed walks with one more step, to a state that is never left; how much trimming keeps."""
     closed = walks(generator, 1000, 11, 4, low=0.2, high=0.5)
     states = torch.cat([closed.states, torch.full((1000, 1), 4)], -1)
     more = uniform(generator, 1000, 2, low=0.2, high=0.5)
@@ -286,7 +311,12 @@ def open_context(generator: torch.Generator) -> Outcome:
     known = (geometric(inner) @ reward.unsqueeze(-1)).squeeze(-1)
     limit = pick(torch.cat([known, start[:, 4:]], -1), states)
     values = ictd.tabular_td(record, 5, num_steps=600, step_size=1.0, initial_values=start)
-    return Outcome(1000, gap(values, limit))
+    trimmed = record.trim()
+    same = torch.equal(trimmed.is_transition, torch.arange(12).expand(1000, 12) < 11)
+    broken = episodes(generator, 300, 14, 5)
+    kept = broken.trim().is_transition.sum(-1)
+    same = same and torch.equal(kept, torch.tensor([longest_closed(item) for item in broken]))
+    return Outcome(1000, gap(values, limit) if same else torch.inf)
 
 
 @claim(
