@@ -76,7 +76,7 @@ def power_of_two(eighths: int) -> Interval:
 
 @cache
 def cosine(degrees: int) -> Interval:
-    """The cosine of a multiple of 10 degrees up to 80, by Chebyshev's recursion from that of 10.
+    """The cosine of a multiple of 10 degrees up to 90, by Chebyshev's recursion from that of 10.
 
     The cosine of 10 degrees is the largest root of (4c³ - 3c)² = 3/4, the square of the cosine of
     30 degrees, whose left side grows from c = √3/2 on.

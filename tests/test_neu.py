@@ -569,7 +569,7 @@ def test_each_block_of_the_full_gradient_obeys_its_bound(num_heads: int, layers:
 
 @pytest.mark.parametrize("layers", [1, 2, 7, 25])
 @pytest.mark.claim("thm-neu-full")
-def test_one_state_loses_no_more_than_half_of_the_full_bound(layers: int) -> None:
+def test_in_the_limit_one_state_loses_no_more_than_half_of_the_full_bound(layers: int) -> None:
     ones, alpha, tiny = tensor([[1.0]]), 0.4, 1e-6
     mrp = ictd.MarkovRewardProcess(ones, tensor([tiny]), tiny)
     model = ictd.InContextTD.from_construction(

@@ -17,7 +17,7 @@ from ictd.claims.neu import BATCH, PAGE, Problem, squares, tasks
 @claim(
     "thm-neu-full",
     page=PAGE,
-    statement="Full layers: NEU obeys its bound; one state grows linearly and uses half of it.",
+    statement="Full layers: NEU obeys its bound; one state grows linearly and uses nearly half.",
     functions=("neu_bound", "value_jacobian"),
     tolerance=1e-10,
     attained=0.8,
