@@ -126,7 +126,7 @@ def test_an_unknown_label_lists_close_ones(
     said = capsys.readouterr()
     assert "got 'thm-dept'; near it: thm-depth" in said.err
     assert "cor-other" not in said.err
-    assert "got 'xyzzy'\n" in said.err
+    assert "got 'xyzzy'; `ictd verify` lists them all\n" in said.err
     assert said.out == ""
     assert run(monkeypatch, claims, "--claim", "depth") == 2
     assert "near it: thm-depth, prop-depth-tight" in capsys.readouterr().err

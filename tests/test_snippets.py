@@ -49,5 +49,7 @@ def test_ones_own_record_ends_at_the_values_of_its_chain() -> None:
     expected = torch.linalg.solve(system, mean)
     # 80 layers with a factor of .9 each, from values of about 35.
     torch.testing.assert_close(names["values"], expected, rtol=0, atol=0.02)
+    torch.testing.assert_close(names["middle"].flip(0), expected)
+    assert names["states"].tolist() == torch.eye(3).flip(0).tolist()
     report = names["report"]
     assert report.holds[report.conditions.index("diagonality")]

@@ -26,6 +26,7 @@ from ictd.claims._runner import run_claims
 
 __all__ = ["COMMANDS", "main"]
 
+DESCRIPTION = "Softmax Transformers that run temporal-difference learning in context."
 WIDTH = 160  # columns of a table that goes to a file or a pipe
 
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     try:
         code: int = tyro.extras.subcommand_cli_from_dict(
-            commands(given), prog="ictd", description=ictd.__doc__, args=arguments
+            commands(given), prog="ictd", description=DESCRIPTION, args=arguments
         )
     except KeyboardInterrupt:
         _complain("interrupted")
@@ -212,7 +213,8 @@ def _close(label: str, labels: Iterable[str]) -> str:
     labels = list(labels)
     found = [known for known in labels if label and label in known]
     found += difflib.get_close_matches(label, labels, n=5, cutoff=0.5)
-    return f"; near it: {', '.join(list(dict.fromkeys(found))[:5])}" if found else ""
+    near = ", ".join(list(dict.fromkeys(found))[:5])
+    return f"; near it: {near}" if found else "; `ictd verify` lists them all"
 
 
 def _device() -> str:

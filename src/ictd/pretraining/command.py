@@ -179,7 +179,10 @@ def _show(metrics: dict[str, Any], title: str) -> None:
             flat |= {f"share: {key}": item for key, item in value.items()}
         elif value is not None:
             flat[name] = value
-    shown = min(max((len(value) for value in flat.values()), default=0), 5)
+    replicas = max((len(value) for value in flat.values()), default=0)
+    shown = min(replicas, 5)
+    if shown < replicas:
+        title += f": {shown} of {replicas} replicas, all of them with --json"
     table = Table(title=title, header_style="bold")
     table.add_column("metric")
     for replica in range(shown):

@@ -25,7 +25,7 @@ class Changes:
 
     Args:
         seed: Of the tasks; every seed but those of the training gives tasks that are new.
-        num_tasks: How many processes.
+        num_tasks: How many tasks, each a reward process of its own.
         context_length: Transitions of a context; None: as in the training.
         num_layers: Depth of a looped model; None: as in the training.
         num_states: States of a process; None: as in the training.
