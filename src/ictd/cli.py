@@ -26,7 +26,6 @@ from ictd.claims._runner import run_claims
 
 __all__ = ["COMMANDS", "main"]
 
-DESCRIPTION = "Softmax Transformers that run temporal-difference learning in context."
 WIDTH = 160  # columns of a table that goes to a file or a pipe
 
 
@@ -40,9 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, or 1 where something failed; 130 after Ctrl+C. Wrong usage exits with 2.
     """
     given = sys.argv[1:] if arguments is None else arguments
+    first_line = (ictd.__doc__ or "").partition("\n")[0]
     try:
         code: int = tyro.extras.subcommand_cli_from_dict(
-            commands(given), prog="ictd", description=DESCRIPTION, args=arguments
+            commands(given), prog="ictd", description=first_line, args=arguments
         )
     except KeyboardInterrupt:
         _complain("interrupted")

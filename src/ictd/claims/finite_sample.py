@@ -8,6 +8,7 @@ it held.
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -263,21 +264,24 @@ def plug_in(generator: torch.Generator) -> Outcome:
     known = seen.value()
     per_mean = square_errors(context, known) / (seen.counts * (seen.counts - 1)).clamp(min=1)
     error = (inverse.square() @ per_mean.unsqueeze(-1)).squeeze(-1).sqrt()
-    for confidence, quantile in ((0.9, 1.6448536269514722), (0.8, 1.2815515655446004)):
+    normal = NormalDist()
+    for confidence in (0.9, 0.8):
+        quantile = normal.inv_cdf((1 + confidence) / 2)
         values, width = ictd.plug_in_interval(context, 3, confidence=confidence)
         deviation = worst(deviation, gap(values[often], known[often]))
         deviation = worst(deviation, gap(width[often], quantile * error[often]))
         covered = ((values - value).abs() <= width)[often].double().mean()
         deviation = worst(deviation, abs(float(covered) - confidence) - 0.03)
+    of_three = normal.inv_cdf(1 - 0.1 / 3 / 2)
     _, width = ictd.plug_in_interval(context, 3, confidence=0.9, simultaneous=True)
-    deviation = worst(deviation, gap(width[often], 2.128045234184984 * error[often]))
+    deviation = worst(deviation, gap(width[often], of_three * error[often]))
     # a fourth state is never left, two of the others once: no variance
     rewards = signs(generator, torch.zeros(1000, 6, dtype=torch.float64))
     states = torch.tensor([0, 0, 1, 2, 0, 0]).expand(1000, 6)
     short = Trajectory(states, rewards, torch.zeros_like(rewards))
     _, width = ictd.plug_in_interval(short, 4, confidence=0.9, simultaneous=True)
     own = rewards[:, torch.tensor([0, 1, 4])].std(-1) / math.sqrt(3)
-    deviation = worst(deviation, gap(width[:, 0], 2.128045234184984 * own))
+    deviation = worst(deviation, gap(width[:, 0], of_three * own))
     if not bool(width[:, 1:3].isinf().all()):
         deviation = math.inf
     return Outcome(int(often.sum()), deviation)
